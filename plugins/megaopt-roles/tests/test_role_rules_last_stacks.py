@@ -12,6 +12,7 @@ MADE = (
     "self.tok, self.up, self.down = nn.Embedding(50, 12), nn.Linear(12, 20), nn.Linear(20, 12)\n"
     "self.gate, self.one = nn.Linear(12, 3), nn.Linear(12, 1)\n"
     "self.w, self.v = nn.Parameter(torch.zeros(3, 12, 7)), nn.Parameter(torch.zeros(3, 7, 12))\n"
+    "self.s, self.t = nn.Parameter(torch.zeros(3, 7, 1)), nn.Parameter(torch.zeros(3, 7, 1))\n"
     "self.b, self.u = nn.Parameter(torch.zeros(3, 1, 7)), nn.Parameter(torch.zeros(3, 12, 1))\n"
 )
 BEGIN = "h = self.tok(ids)\nh = h + self.down(self.up(h).relu())\n"
@@ -85,7 +86,7 @@ def test_experts_of_a_last_layer_are_no_heads(generated_models: ModuleType, case
 def test_a_stack_of_which_only_scores_are_made_is_in_doubt(generated_models: ModuleType) -> None:
     """A softmax of these weighs what the stack makes, which is returned: the last layer of a graph network, say."""
     rest = (
-        "y = h[:, None] @ self.w\ne = (y @ self.v.mean(-1, True) + (y @ self.b.mT).mT).softmax(-1)\n"
-        "return (e @ y).mean(1)"
+        "y = h[:, None] @ self.w\ne = F.leaky_relu(y @ self.s + (y @ self.t).mT, 0.2).softmax(-1)\n"
+        "return torch.log_softmax((e @ y).mean(1), -1)"
     )
     assert decided(generated_models, rest, "w").doubt is Doubt.ROLE

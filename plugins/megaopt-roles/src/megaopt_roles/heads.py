@@ -58,8 +58,7 @@ def _returned(
         for part in modules.values()
         for param in part._parameters.values()
         if param is not None and param.dim() != 2
-        if id(param) in stream.joined | reading.used_as("indexed")
-        or not makes_alone(param, reading.uses.get(id(param), ()))
+        if id(param) in stream.joined | reading.used_as("indexed") or not makes_alone(param, reading.uses)
     }
     candidates -= stacks | reading.used_as("passed")
     kept = {key for key in candidates - reading.consumed if not stream.weighs(key)}

@@ -26,7 +26,7 @@ from megaopt_roles.example.run import run_example
 from megaopt_roles.example.verdicts import with_example
 from megaopt_roles.forward.sources.module_classes import is_readable
 from megaopt_roles.heads import find_heads
-from megaopt_roles.model.features import widths_taken
+from megaopt_roles.model.features import taken_by
 from megaopt_roles.model.reading import ModelReading
 from megaopt_roles.scripted import stand_ins
 from megaopt_roles.splits import with_split
@@ -167,11 +167,7 @@ class _Rules:
         consumed, ends = id(param) in self.reading.consumed, id(param) in self.ends
         if id(param) in self.reading.scored - self.reading.consumed:
             return output("a loss of classes takes its product")
-        if (
-            self.stream.takes(id(param))
-            or self.stream.weighs(id(param))
-            or (consumed and head is None and not (ends and self.reading.is_scored(id(param))))
-        ):
+        if self.stream.takes(id(param)) or self.stream.weighs(id(param)) or (consumed and head is None):
             return found
         if ends or head is not None:
             heads = {key for key, head in self.heads.items() if not head.uncertain}
@@ -187,7 +183,7 @@ class _Rules:
         How far activations are from the rows of a table are no features.
         """
         kinds = {use.kind for use in self.reading.uses.get(id(param), ())}
-        sums = widths_taken(param, self.reading.uses.get(id(param), ()))
+        sums = taken_by(param, self.reading.uses)
         if "contracted" not in kinds or "elementwise" in kinds or 1 in sums:
             return False
         calls = (call for module in self.modules.values() for call in self.reading.calls(module))

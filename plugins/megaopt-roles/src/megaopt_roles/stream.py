@@ -11,7 +11,7 @@ from torch import nn
 
 from megaopt_core.routing import is_projection
 from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, NUMBER, Call, Part, call_behind, is_mark
-from megaopt_roles.model.features import inputs_of, outputs_of, widths_made, widths_taken
+from megaopt_roles.model.features import inputs_of, made_by, outputs_of, taken_by
 from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["Stream"]
@@ -51,11 +51,11 @@ class Stream:
         }
         for part in first:
             if isinstance(part, nn.Parameter):
-                self._inputs |= widths_taken(part, reading.uses.get(id(part), ()))
+                self._inputs |= taken_by(part, reading.uses)
 
     def _by_hand(self, param: nn.Parameter) -> None:
         uses = self._reading.uses.get(id(param), ())
-        outputs = widths_made(param, uses)
+        outputs = made_by(param, self._reading.uses)
         if len(outputs) == 1:
             self._widths.setdefault(id(param), outputs.pop())
         if param.dim() == 2 and any(use.kind == "indexed" for use in uses):

@@ -10,7 +10,7 @@ from torch import nn
 from megaopt_core.routing import is_projection
 from megaopt_roles.forward.dependencies import ARGUMENT, NUMBER
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.model.features import inputs_of, made_by, outputs_of, taken_by, widths_made, widths_taken
+from megaopt_roles.model.features import inputs_of, made_by, outputs_of, taken_by
 from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["Widths"]
@@ -31,7 +31,7 @@ class Widths:
     def __init__(
         self, model: nn.Module, modules: Mapping[str, nn.Module], reading: ModelReading, heads: set[int]
     ) -> None:
-        self._reading = reading
+        self._modules, self._reading = modules, reading
         self._by_identity: dict[int, int] = {}
         self._rows: set[int] = set()
         last = _last_norms(modules, reading, reading.ends(model)[0] & reading.scaled)
@@ -56,14 +56,14 @@ class Widths:
                         continue  # a stack
                     if heads.isdisjoint((id(param), id(module))) and id(param) in self._by_identity:
                         made.add(self._by_identity[id(param)])
-                    taken |= widths_taken(param, uses)
+                    taken |= taken_by(param, reading.uses)
         self._last -= norms
         self._hidden = ((norms | self._last) - {1}) or ((made & taken) - {1})
         self._hidden |= _lone_width(model, reading, heads)
 
     def _by_hand(self, param: nn.Parameter, uses: Collection[Use], tables: set[int]) -> None:
         """Note the width that a product with a bare weight returns, and the sizes of a bare table."""
-        outputs = widths_made(param, uses)
+        outputs = made_by(param, self._reading.uses)
         if id(param) not in self._by_identity and len(outputs) == 1:
             self._by_identity[id(param)] = outputs.pop()
         if param.dim() == 2 and any(use.kind == "indexed" for use in uses):
@@ -77,9 +77,15 @@ class Widths:
             projection: its identity.
         """
         width = self._by_identity.get(projection, 0)
+        taking = (
+            call.module
+            for module in self._modules.values()
+            for call in self._reading.calls(module)
+            if projection in self._reading.origins(call.deps)[0]
+        )
         return any(
             not isinstance(taker, nn.Module) or not is_projection(taker) or inputs_of(taker) >= width
-            for taker in self._reading.takers(projection)
+            for taker in taking
         )
 
     def is_of_last_norm(self, projection: int) -> bool:

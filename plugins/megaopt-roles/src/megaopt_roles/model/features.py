@@ -9,15 +9,7 @@ from torch import nn
 from megaopt_core.routing import is_conv1d
 from megaopt_roles.forward.uses import Use
 
-__all__ = [
-    "inputs_of",
-    "made_by",
-    "makes_alone",
-    "outputs_of",
-    "taken_by",
-    "widths_made",
-    "widths_taken",
-]
+__all__ = ["inputs_of", "made_by", "makes_alone", "outputs_of", "taken_by"]
 
 
 def outputs_of(module: nn.Module) -> int:
@@ -38,24 +30,30 @@ def inputs_of(module: nn.Module) -> int:
     return _features(module, "in_channels", "in_features", "nx", 1)
 
 
-def widths_taken(param: nn.Parameter, uses: Collection[Use]) -> set[int]:
-    """Return how many features products with a weight that is used by hand take.
+def taken_by(layer: nn.Module | nn.Parameter, uses: Mapping[int, Collection[Use]]) -> set[int]:
+    """Return how many features a layer takes, or products with a weight do; none where that is not known.
 
     Args:
-        param: the weight.
-        uses: how it is used.
+        layer: a projection, or a weight that is used by hand.
+        uses: how every parameter is used, by identity.
     """
-    return {param.shape[use.inputs[0]] for use in uses if len(use.inputs) == 1 or _is_kernel(param, use)}
+    if not isinstance(layer, nn.Parameter):
+        return {inputs_of(layer)}
+    own = uses.get(id(layer), ())
+    return {layer.shape[use.inputs[0]] for use in own if len(use.inputs) == 1 or _is_kernel(layer, use)}
 
 
-def widths_made(param: nn.Parameter, uses: Collection[Use]) -> set[int]:
-    """Return how many features products with a weight that is used by hand return.
+def made_by(layer: nn.Module | nn.Parameter, uses: Mapping[int, Collection[Use]]) -> set[int]:
+    """Return how many features a layer returns, or products with a weight do; none where that is not known.
 
     Args:
-        param: the weight.
-        uses: how it is used.
+        layer: a projection, or a weight that is used by hand.
+        uses: how every parameter is used, by identity.
     """
-    return {param.shape[use.outputs[-1]] for use in uses if len(use.outputs) == 1 or _counts(param, use)}
+    if not isinstance(layer, nn.Parameter):
+        return {outputs_of(layer)}
+    own = uses.get(id(layer), ())
+    return {layer.shape[use.outputs[-1]] for use in own if len(use.outputs) == 1 or _counts(layer, use)}
 
 
 def _counts(param: nn.Parameter, use: Use) -> bool:
@@ -68,39 +66,15 @@ def _is_kernel(param: nn.Parameter, use: Use) -> bool:
     return param.dim() > 3 and use.outputs == (0,) and use.inputs == tuple(range(1, param.dim()))
 
 
-def taken_by(layer: nn.Module | nn.Parameter, uses: Mapping[int, Collection[Use]]) -> set[int]:
-    """Return how many features a layer takes, or the products with a weight do; none where that is not known.
-
-    Args:
-        layer: a projection, or a weight that is used by hand.
-        uses: how every parameter is used, by identity.
-    """
-    if isinstance(layer, nn.Parameter):
-        return widths_taken(layer, uses.get(id(layer), ()))
-    return {inputs_of(layer)}
-
-
-def made_by(layer: nn.Module | nn.Parameter, uses: Mapping[int, Collection[Use]]) -> set[int]:
-    """Return how many features a layer returns, or the products with a weight do; none where that is not known.
-
-    Args:
-        layer: a projection, or a weight that is used by hand.
-        uses: how every parameter is used, by identity.
-    """
-    if isinstance(layer, nn.Parameter):
-        return widths_made(layer, uses.get(id(layer), ()))
-    return {outputs_of(layer)}
-
-
-def makes_alone(param: nn.Parameter, uses: Collection[Use]) -> bool:
+def makes_alone(param: nn.Parameter, uses: Mapping[int, Collection[Use]]) -> bool:
     """True for a weight used by hand of which each product makes features of one size, and none adds matrices up.
 
     Args:
         param: the weight.
-        uses: how it is used.
+        uses: how every parameter is used, by identity.
     """
-    several = (use for use in uses if len(use.inputs) > 1 and use.outputs != (0,))
-    return len(widths_made(param, uses)) == 1 and not any(several)
+    several = (use for use in uses.get(id(param), ()) if len(use.inputs) > 1 and use.outputs != (0,))
+    return len(made_by(param, uses)) == 1 and not any(several)
 
 
 def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:

@@ -44,23 +44,6 @@ class ModelReading(ModelEnds):
             holder = self._modules.get(name)
         return holder is None or holder is module or is_torchs(holder)
 
-    def takers(self, projection: int) -> list[nn.Module | nn.Parameter]:
-        """Return what takes the output of a projection.
-
-        Args:
-            projection: its identity, or that of a weight used by hand.
-        """
-        calls = (call for module in self._modules.values() for call in self.calls(module))
-        return [call.module for call in calls if projection in self.origins(call.deps)[0]]
-
-    def is_scored(self, projection: int) -> bool:
-        """True for a projection of which nothing but scores is made, by which a softmax chooses.
-
-        Args:
-            projection: its identity, or that of a weight used by hand.
-        """
-        return {id(taker) for taker in self.takers(projection)} <= self.used_as("choosing")
-
     @cached_property
     def consumed(self) -> frozenset[int]:
         """The projections, and weights used by hand, whose output a later layer takes, by identity."""

@@ -82,10 +82,10 @@ def test_triples_that_no_step_takes_are_named(steps: int, beyond: str | None) ->
 
 
 def test_what_chooses_the_fallback_acts():
-    """Also where Muon steps nothing: the optimizer of all that it does not take, and what that gets, follow it."""
-    settings = {"muon_scalar_optimizer": "lion", "muon_scalar_lr": 0.01, "muon_momentum": 0.9}
+    """Also where Muon steps nothing: what that gets which it does not take follows them."""
+    settings = {"muon_scalar_lr": 0.01, "muon_scalar_weight_decay": 0.02, "muon_momentum": 0.9}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = build_optimizer(nn.LayerNorm(4), "muon", lr=0.1, **settings).report()
-    assert {row.optimizer for row in report.params} == {"lion"}
+    assert {(row.optimizer, row.lr) for row in report.params} == {("adam", 0.01)}
     assert [said.partition("=")[0] for said in report.unused_settings] == ["muon_momentum"]

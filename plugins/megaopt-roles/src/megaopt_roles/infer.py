@@ -65,7 +65,7 @@ def read_roles(model: nn.Module, example: Any = None) -> dict[str, RoleDecision]
     if seen is not None:
         found.update(
             {
-                entry.name: with_example(entry, found[entry.name], seen, is_taken=rules.is_taken(entry))
+                entry.name: with_example(entry, found[entry.name], seen, is_known=rules.is_known(entry))
                 for entry in entries
             }
         )
@@ -118,10 +118,14 @@ class _Rules:
         found = [self._at(entry.param, owner) for owner in entry.owners]
         return tied_role(found)
 
-    def is_taken(self, entry: NamedParam) -> bool:
-        """True where a source shows that a layer takes the output of a parameter's product."""
+    def is_known(self, entry: NamedParam) -> bool:
+        """True where a source shows, too, what an example would hold against its decision.
+
+        That a layer takes the output of a head, as of a policy before its critic; or that what a gate makes is returned
+        as a part of what it weighs.
+        """
         keys = {id(entry.param), *(id(module) for _, module, _ in entry.owners)}
-        return not keys.isdisjoint(self.reading.consumed)
+        return not keys.isdisjoint(self.reading.consumed) or any(map(self.stream.weighs, keys))
 
     def _at(self, param: nn.Parameter, owner: tuple[str, nn.Module, str]) -> RoleDecision:
         shape = tuple(param.shape)

@@ -197,6 +197,7 @@ class Meetings(TorchDispatchMode):
             for key in weights:
                 self.by_param[key].kinds.add("expanded")
         if not flows:
+            self._mask(name, given, states)
             holders = frozenset[int]().union(*(state.params - state.right for state in states))
             zero = not weights and all(state.zero for state in states)
             return State(weights, right=weights - holders, zero=zero)
@@ -222,6 +223,13 @@ class Meetings(TorchDispatchMode):
         added = weights if name == "add" else frozenset[int]()
         terms = frozenset[int]().union(added, *(state.terms for state in states if added or len(given) == 1))
         return State(flow=flow, soft=soft, picked=picked, factors=factors, terms=terms)
+
+    def _mask(self, name: str, given: Sequence[torch.Tensor], states: Sequence[State]) -> None:
+        """Note weights that are multiplied with something fixed, as a mask, or edges of a graph."""
+        fixed = [tensor for tensor, state in zip(given, states, strict=True) if not state.params]
+        if name == "mul" and any(tensor.numel() > 1 for tensor in fixed):
+            for key in frozenset[int]().union(*(state.params for state in states)):
+                self.by_param[key].kinds.add("masked")
 
     def _add(self, flows: Sequence[frozenset[int]], made: torch.Tensor) -> None:
         """Note the widths of a stream and of what adds to it; sums of losses have none."""

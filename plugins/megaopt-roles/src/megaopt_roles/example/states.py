@@ -15,7 +15,8 @@ class Meeting:
     Args:
         kinds: `contracted`, `indexed`, `looked_up`, `expanded`, `elementwise`, `depthwise`, `attending`,
             `factor` (of a product of parameters), `joint` (others made what was contracted, too),
-            `sum` (with activations, of which a product was taken with others).
+            `masked` (multiplied with something fixed before), `sum` (with activations, of which a product was taken
+            with others).
         widths: how many features the products with it return.
         transposed: for each product, whether it is stored `[in, out]`; None where that cannot be seen.
     """

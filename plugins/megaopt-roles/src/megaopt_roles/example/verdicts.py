@@ -13,7 +13,7 @@ __all__ = ["with_example"]
 
 
 def with_example(
-    entry: NamedParam, read: RoleDecision, seen: Meetings, *, is_taken: bool = False
+    entry: NamedParam, read: RoleDecision, seen: Meetings, *, is_known: bool = False
 ) -> RoleDecision:
     """Return the decision about a parameter after an example was run; where both speak and differ, the example wins.
 
@@ -21,7 +21,8 @@ def with_example(
         entry: the parameter, of two or more dimensions.
         read: what its module's type and source say.
         seen: what the example showed.
-        is_taken: the source shows, too, that a layer takes the output of its product.
+        is_known: the source shows, too, that a layer takes the output of its product, or that this weighs what is
+            returned.
     """
     keys = [id(param) for param in (entry.param, *entry.twins)]
     meeting = Meeting()
@@ -37,8 +38,8 @@ def with_example(
         return read  # a product contracts it, which is what the example shows, and no view has its axes
     if read.role is Role.ELEMENTWISE and read.doubt is Doubt.NONE and "joint" in meeting.kinds:
         return read  # a gain, or what scales noise, of what the product contracts
-    if read.role is Role.OUTPUT and shown.role is Role.MATRIX and is_taken and read.doubt is Doubt.NONE:
-        return read  # a head for another reason than that nothing takes it
+    if is_known and read.doubt is Doubt.NONE and {read.role, shown.role} == {Role.OUTPUT, Role.MATRIX}:
+        return read  # a head for another reason than that nothing takes it, or a gate
     if _kind(shown.role) == _kind(read.role):
         if read.doubt is not Doubt.ROLE:
             return read

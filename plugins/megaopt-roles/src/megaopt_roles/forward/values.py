@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import ItemsView, Iterable, ValuesView
 from typing import Any
 
 import torch
@@ -159,22 +160,21 @@ def flows_of(value: Any) -> list[Flow]:
     """Return the activations inside a value, through containers."""
     if isinstance(value, Flow):
         return [value]
-    if isinstance(value, dict):
-        return [flow for item in value.values() for flow in flows_of(item)]
-    if isinstance(value, list | tuple | set):
-        return [flow for item in value for flow in flows_of(item)]
-    return []
+    return [flow for item in _inside(value) for flow in flows_of(item)]
 
 
 def weights_of(value: Any) -> list[Weight]:
     """Return the weights inside a value, through containers."""
     if isinstance(value, Weight):
         return [value]
+    return [weight for item in _inside(value) for weight in weights_of(item)]
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Return what a container holds, of a dictionary its values; nothing for anything else."""
     if isinstance(value, dict):
-        return [weight for item in value.values() for weight in weights_of(item)]
-    if isinstance(value, list | tuple):
-        return [weight for item in value for weight in weights_of(item)]
-    return []
+        return value.values()
+    return value if isinstance(value, list | tuple | set | ValuesView | ItemsView) else ()
 
 
 def held_by(value: Any) -> tuple[frozenset[Any], ...]:

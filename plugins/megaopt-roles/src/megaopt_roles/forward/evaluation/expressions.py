@@ -7,8 +7,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from megaopt_roles.forward.evaluation.items import ItemEvaluator
 from megaopt_roles.forward.objects.alternatives import abstract
 from megaopt_roles.forward.objects.containers import entries, items_of
@@ -65,7 +63,7 @@ class ExpressionEvaluator(ItemEvaluator):
         for node in nodes:
             if isinstance(node, ast.Starred):
                 value = self.evaluate(node.value, frame)
-                held = quiet.items(value) if isinstance(value, list | tuple | nn.Module) else None
+                held = quiet.items(value)
                 several = [self.trace.unknown(value)] * self._count_of_sizes(node.value, frame)
                 values.extend(several if held is None else map(abstract, held))
             else:

@@ -21,6 +21,8 @@ __all__ = [
     "held_by",
     "is_abstract",
     "shape_of",
+    "terms_of",
+    "together",
     "weights_of",
 ]
 
@@ -37,7 +39,8 @@ class Flow:
         soft: it is a softmax: the rows of a weight that it is multiplied with are looked up, a little of each.
         fresh: it is what a projection returned, untouched.
         mixed: the pieces that were added or multiplied to make it.
-        terms: the activations of its own shape that were added or multiplied to make it.
+        terms: the activations of its own shape that were added or multiplied to make it, that lie side by side along
+            positions, or of which it is one.
     """
 
     deps: frozenset[Any] = frozenset()
@@ -154,6 +157,27 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
         return value.shape
     known = isinstance(value, Flow) and value.tensor is not None
     return tuple(value.tensor.shape) if known else None
+
+
+def terms_of(*flows: Flow) -> tuple[Flow, ...]:
+    """Return the activations of one shape that several go on with; none where it is not known of all, or not one."""
+    found = tuple(
+        Flow(term.deps, term.tensor, term.piece) for flow in flows for term in (flow.terms or (flow,))
+    )
+    sizes = {None if flow.tensor is None or flow.piece is None else flow.tensor.shape for flow in found}
+    return found if len(sizes) == 1 and None not in sizes else ()
+
+
+def together(deps: frozenset[Any], terms: Iterable[Flow]) -> Flow:
+    """Return activations of one shape as one: what is cut from all of them is cut from each.
+
+    Args:
+        deps: what it depends on.
+        terms: the activations.
+    """
+    found = tuple(terms)
+    shape = next((flow.tensor.to("meta") for flow in found if flow.tensor is not None), None)
+    return Flow(deps, shape, mixed=tuple(piece for flow in found for piece in flow.pieces), terms=found)
 
 
 def flows_of(value: Any) -> list[Flow]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from megaopt_roles.forward.dependencies import of_all
 from megaopt_roles.forward.sources import quiet
-from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by
+from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by, terms_of, together
 from megaopt_roles.forward.weights.forms import any_of, whole_weight
 
 __all__ = ["Choice", "abstract", "merge_values", "one_of"]
@@ -68,8 +68,7 @@ def merge_values(first: Any, second: Any) -> Any:
     if first is None:
         return second
     if isinstance(first, Flow) and isinstance(second, Flow):
-        keep = first if first.piece is not None or second.tensor is None else second
-        return Flow(of_all((first.deps, second.deps)), keep.tensor, keep.piece)
+        return _either(first, second)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         if len(first) == len(second):
             return [merge_values(one, other) for one, other in zip(first, second, strict=True)]
@@ -83,6 +82,15 @@ def merge_values(first: Any, second: Any) -> Any:
         if isinstance(one, Flow):
             return other if _says_more(other, one) else _with_items(one, other)
     return first if isinstance(first, nn.Module) or _equal(first, second) else Flow()
+
+
+def _either(first: Flow, second: Flow) -> Flow:
+    """Return an activation that may be either of two; of different rows of one shape it goes on with both."""
+    deps, terms = of_all((first.deps, second.deps)), terms_of(first, second)
+    if len({id(term.piece) for term in terms}) > 1:
+        return together(deps, terms)
+    keep = first if first.piece is not None or second.tensor is None else second
+    return Flow(deps, keep.tensor, keep.piece)
 
 
 def _with_items(flow: Flow, other: Any) -> Flow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from megaopt_roles.forward.objects.alternatives import Choice
 from megaopt_roles.forward.objects.containers import items_of
 from megaopt_roles.forward.rows import relabel
+from megaopt_roles.forward.shapes.moves import of_sum
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight
 from megaopt_roles.forward.weights.parts import taken
@@ -41,18 +41,22 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
         if len(items) in (1, count):  # one row of a weight stands for all
             return items if len(items) == count else items * count
         return [trace.unknown(value)] * count
-    if isinstance(value, Flow) and value.call is not None and value.tensor is None and starred is None:
-        return [value.part(i) for i in range(count)]
-    if isinstance(value, Flow) and value.fresh:
-        return [value, *[Flow(value.deps)] * (count - 1)]  # a projection that returns its bias apart
-    if (
-        isinstance(value, Flow)
-        and value.tensor is not None
-        and value.tensor.dim()
-        and value.tensor.shape[0] == count
-    ):
-        parts: Callable[..., Any] = value.tensor.unbind
-        return [relabel(part, value) for part in parts(0)]
+    if isinstance(value, Flow):
+        return _of_activation(trace, value, count, starred)
     if isinstance(value, Weight) and value.shape and value.shape[0] == count and value.axes is not None:
         return [taken(value, 0, None) for _ in range(count)]
+    return [trace.unknown(value)] * count
+
+
+def _of_activation(trace: Trace, value: Flow, count: int, starred: int | None) -> list[Any]:
+    """Return the parts of an activation, or of what a call returned."""
+    if value.call is not None and value.tensor is None and starred is None:
+        return [value.part(i) for i in range(count)]
+    if value.terms:
+        terms = [_of_activation(trace, term, count, starred) for term in value.terms]
+        return [of_sum(value, list(parts)) for parts in zip(*terms, strict=True)]
+    if value.fresh:
+        return [value, *[Flow(value.deps)] * (count - 1)]  # a projection that returns its bias apart
+    if value.tensor is not None and value.tensor.dim() and value.tensor.shape[0] == count:
+        return [relabel(part, value) for part in value.tensor.unbind(0)]
     return [trace.unknown(value)] * count

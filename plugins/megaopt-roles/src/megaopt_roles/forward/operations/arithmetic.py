@@ -14,7 +14,7 @@ from megaopt_roles.forward.operations.names import PRODUCTS
 from megaopt_roles.forward.shapes import indexing
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Flow, Weight, deps_of, shape_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, shape_of, terms_of, together, weights_of
 from megaopt_roles.forward.weights import products, scales
 from megaopt_roles.forward.weights.noise import drawn
 
@@ -141,10 +141,10 @@ def _of_two(left: Flow, right: Flow) -> Flow:
         if same and left.tensor.shape == right.tensor.shape:  # type: ignore[union-attr]
             return Flow(deps, left.tensor, left.piece)
         shape = None if left.tensor is None else left.tensor.to("meta")
-        return Flow(deps, shape, mixed=left.pieces + right.pieces, terms=_terms(left, right))
-    terms = _terms(left, right)
+        return Flow(deps, shape, mixed=left.pieces + right.pieces, terms=terms_of(left, right))
+    terms = terms_of(left, right)
     if terms:
-        return Flow(deps, terms[0].tensor, mixed=left.pieces + right.pieces, terms=terms)
+        return together(deps, terms)
     if left.piece is not None or right.piece is not None:
         flow, other = (left, right) if left.piece is not None else (right, left)
         wider = (
@@ -152,15 +152,6 @@ def _of_two(left: Flow, right: Flow) -> Flow:
         )
         return Flow(deps) if wider else Flow(deps, flow.tensor, flow.piece)
     return Flow(deps, _broadcast(left.tensor, right.tensor), mixed=left.mixed + right.mixed)
-
-
-def _terms(left: Flow, right: Flow) -> tuple[Flow, ...]:
-    """Return the activations of one shape that a sum or product of two goes on with."""
-    found = tuple(
-        Flow(flow.deps, flow.tensor, flow.piece) for side in (left, right) for flow in (side.terms or (side,))
-    )
-    sizes = {None if flow.tensor is None or flow.piece is None else flow.tensor.shape for flow in found}
-    return found if len(sizes) == 1 and None not in sizes else ()
 
 
 def _broadcast(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:

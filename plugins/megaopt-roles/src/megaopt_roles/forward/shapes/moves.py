@@ -13,7 +13,7 @@ from megaopt_roles.forward.rows import lies_along, note_axes, note_heads, relabe
 from megaopt_roles.forward.shapes.functions import PIECEWISE, plain, run
 from megaopt_roles.forward.shapes.weight_moves import move_weight
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.values import Flow, Weight, together
 
 __all__ = ["move", "of_sum"]
 
@@ -86,10 +86,7 @@ def of_sum(value: Flow, results: list[Any]) -> Any:
     first = results[0]
     if isinstance(first, list):
         return [of_sum(value, list(parts)) for parts in zip(*results, strict=False)]
-    flows = [result for result in results if isinstance(result, Flow)]
-    shape = next((flow.tensor.to("meta") for flow in flows if flow.tensor is not None), None)
-    pieces = tuple(piece for flow in flows for piece in flow.pieces)
-    return Flow(value.deps, shape, mixed=pieces, terms=tuple(flows))
+    return together(value.deps, (result for result in results if isinstance(result, Flow)))
 
 
 def _glu(trace: Trace, value: Flow, dim: int = -1) -> Flow:

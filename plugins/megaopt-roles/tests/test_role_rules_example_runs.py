@@ -162,26 +162,34 @@ def test_a_weight_that_activations_are_added_to(generated_models: ModuleType) ->
 def test_edges_of_a_graph_stay_in_doubt(generated_models: ModuleType) -> None:
     """A weight under something fixed, for a sum over positions: that a product contracts it, the source knows."""
     made = (
-        "self.edges = nn.Parameter(torch.ones(5, 5))\nself.register_buffer('graph', torch.eye(5))\n"
-        "self.up, self.head = nn.Linear(6, 8), nn.Linear(8, 3)"
+        "self.edges = nn.Parameter(torch.ones(2, 5, 5))\nself.register_buffer('graph', torch.ones(2, 5, 5))\n"
+        "self.up, self.head = nn.Linear(6, 16), nn.Linear(8, 3)"
     )
     forward = (
         "def forward(self, x):\n"
-        "    return self.head(torch.einsum('vc,vw->wc', self.up(x), self.graph * self.edges).relu())"
+        "    y = self.up(x).view(5, 2, 8)\n"
+        "    return self.head(torch.einsum('vkc,kvw->wc', y, self.graph * self.edges).relu())"
     )
     model = generated_models.model(made, forward)()
     assert infer_roles(model, example=X)["edges"] == infer_roles(model)["edges"]
 
 
-@pytest.mark.parametrize("weighed", ["parts", "parts.relu()"])
-def test_a_gate_of_what_is_returned_stays_hidden(generated_models: ModuleType, weighed: str) -> None:
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "torch.einsum('bk,bkv->bv', w, parts)",
+        "torch.einsum('bk,bkv->bv', w, parts.log_softmax(-1)).log_softmax(-1)",
+        "(w[..., None] * parts).sum(1)",
+    ],
+)
+def test_a_gate_of_what_is_returned_stays_hidden(generated_models: ModuleType, returned: str) -> None:
     """The example shows that what it makes is returned; the source, that it weighs what else is."""
     made = "self.parts, self.gate = nn.ModuleList(nn.Linear(6, 9) for _ in range(3)), nn.Linear(6, 3)"
     forward = (
-        "def forward(self, x):\n    parts = torch.stack([part(x) for part in self.parts], -1)\n"
-        f"    return ({weighed} * self.gate(x).softmax(-1)[:, None]).sum(-1)"
+        "def forward(self, x):\n    parts = torch.stack([part(x) for part in self.parts], 1)\n"
+        f"    w = self.gate(x).softmax(-1)\n    return {returned}"
     )
     model = generated_models.model(made, forward)()
     read, shown = infer_roles(model), infer_roles(model, example=X)
-    assert read["gate.weight"].role is Role.MATRIX
+    assert (read["gate.weight"].role, read["gate.weight"].doubt) == (Role.MATRIX, Doubt.NONE)
     assert shown["gate.weight"] == read["gate.weight"]

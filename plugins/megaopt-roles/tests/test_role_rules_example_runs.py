@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from megaopt_roles.example import run
+from megaopt_roles.example import meetings, run
 from torch import nn
 
 from megaopt_core.params import Doubt, Role, RoleDecision
@@ -121,6 +121,15 @@ def test_a_large_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(
         UserWarning, match=r"not be run on the meta device .*its \d+ elements are more than the 100"
     ):
+        found = infer_roles(model, example=X)
+    assert found == infer_roles(model)
+
+
+def test_a_large_batch_is_not_run_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a run with values makes is kept until its end: no more of it than a part of a machine's memory."""
+    monkeypatch.setattr(meetings, "MOST_BYTES", 2000)
+    model = unread(LINES["a branch"])
+    with pytest.warns(UserWarning, match="nor with a copy .*more than 2000 bytes; give a smaller batch"):
         found = infer_roles(model, example=X)
     assert found == infer_roles(model)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from attrs import evolve
@@ -13,7 +13,10 @@ from torch.utils._pytree import tree_iter
 
 from megaopt_roles.example.states import Meeting, State, memory_of, storage_of
 
-__all__ = ["Meetings"]
+__all__ = ["MOST_BYTES", "Meetings"]
+
+MOST_BYTES: Final = 1 << 31
+"""Of what a run with values makes, all of which is kept until its end."""
 
 _FACTORS = {  # which arguments of an operator are the factors of its product
     **dict.fromkeys(
@@ -59,6 +62,7 @@ class Meetings(TorchDispatchMode):
         self._states: dict[int, State] = {}
         self._shapes: dict[int, torch.Tensor] = {}
         self._kept: list[Any] = []  # so that no memory is used twice
+        self._bytes = 0  # of these
 
     def add_param(self, param: nn.Parameter, stand_in: torch.Tensor) -> None:
         """Note that a tensor stands in for a parameter."""
@@ -259,8 +263,13 @@ class Meetings(TorchDispatchMode):
         return self._states.get(memory_of(tensor), State())
 
     def _set(self, tensor: torch.Tensor, state: State) -> None:
-        self._states[memory_of(tensor)] = state
-        self._kept.append(storage_of(tensor))
+        key, storage = memory_of(tensor), storage_of(tensor)
+        if key not in self._states and storage.device.type != "meta":
+            self._bytes += storage.nbytes()
+            if self._bytes > MOST_BYTES:
+                raise MemoryError(f"it makes more than {MOST_BYTES} bytes; give a smaller batch")
+        self._states[key] = state
+        self._kept.append(storage)
 
     def _merge(self, tensor: torch.Tensor, state: State) -> None:
         """Add to what is known about the memory of a tensor: a view has that of its base, which may be written to."""

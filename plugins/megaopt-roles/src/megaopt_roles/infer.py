@@ -65,7 +65,9 @@ def read_roles(model: nn.Module, example: Any = None) -> dict[str, RoleDecision]
     if seen is not None:
         found.update(
             {
-                entry.name: with_example(entry, found[entry.name], seen, is_known=rules.is_known(entry))
+                entry.name: with_example(
+                    entry, found[entry.name], seen, is_known=rules.is_known(entry, found[entry.name].role)
+                )
                 for entry in entries
             }
         )
@@ -118,14 +120,16 @@ class _Rules:
         found = [self._at(entry.param, owner) for owner in entry.owners]
         return tied_role(found)
 
-    def is_known(self, entry: NamedParam) -> bool:
-        """True where a source shows, too, what an example would hold against its decision.
+    def is_known(self, entry: NamedParam, role: Role) -> bool:
+        """True where a source shows, too, what an example would hold against the role that it gives a parameter.
 
         That a layer takes the output of a head, as of a policy before its critic; or that what a gate makes is returned
         as a part of what it weighs.
         """
         keys = {id(entry.param), *(id(module) for _, module, _ in entry.owners)}
-        return not keys.isdisjoint(self.reading.consumed) or any(map(self.stream.weighs, keys))
+        if role is Role.MATRIX:
+            return any(map(self.stream.weighs, keys))
+        return role is Role.OUTPUT and not keys.isdisjoint(self.reading.consumed)
 
     def _at(self, param: nn.Parameter, owner: tuple[str, nn.Module, str]) -> RoleDecision:
         shape = tuple(param.shape)

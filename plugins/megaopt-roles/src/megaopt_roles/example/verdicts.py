@@ -21,8 +21,8 @@ def with_example(
         entry: the parameter, of two or more dimensions.
         read: what its module's type and source say.
         seen: what the example showed.
-        is_known: the source shows, too, that a layer takes the output of its product, or that this weighs what is
-            returned.
+        is_known: the source shows, too, that a layer takes the output of what it calls a head, or that what it calls
+            hidden weighs what is returned.
     """
     keys = [id(param) for param in (entry.param, *entry.twins)]
     meeting = Meeting()

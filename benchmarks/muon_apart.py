@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from harness import median_interval, ratio, summary, write_result
+from harness import summary, write_result
 from megaopt_muon.choice.rates import processor_kind
-from muon import CLOCKS, OPTIMIZERS, PRECISIONS, SUITES, Gradients, installed, parameters
+from muon import CLOCKS, OPTIMIZERS, PEERS, PRECISIONS, SUITES, Gradients, installed, parameters, speedups
 from torch.multiprocessing import get_context
 
 
@@ -109,8 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--threads", type=int, default=1)
-    peers = [name for name in OPTIMIZERS if name not in {"megaopt", "pytorch_optimizer_gram"}]
-    parser.add_argument("--peers", nargs="*", default=peers)
+    parser.add_argument("--peers", nargs="*", default=PEERS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     threads = options.threads > 1 and f"{options.threads}_threads"
@@ -131,23 +130,17 @@ def main() -> None:
                 clock_name=options.clock,
                 threads=options.threads,
             )
-            speedups = {
-                name: {**ratio(times, name, "megaopt"), **median_interval(times, name, "megaopt")}
-                for name in times
-                if name != "megaopt"
-            }
+            slower = speedups(times)
             result[precision] = {
                 "times": summary(times),
                 "first_step_ms": {name: round(1e3 * seconds, 1) for name, seconds in first.items()},
-                "times_slower_than_megaopt": speedups,
+                "times_slower_than_megaopt": slower,
                 "skipped": skipped,
             }
             print(
                 f"{suite:18} {precision:8}", f"{1e3 * statistics.median(times['megaopt']):.1f} ms", end="  "
             )
-            print(
-                "  ".join(f"{name} {value['median']:.2f}" for name, value in speedups.items()), skipped or ""
-            )
+            print("  ".join(f"{name} {value['median']:.2f}" for name, value in slower.items()), skipped or "")
         write_result("_".join(filter(None, ("muon", suite, "apart", threads, processor_kind()))), result)
 
 

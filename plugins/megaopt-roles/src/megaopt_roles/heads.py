@@ -53,12 +53,13 @@ def _returned(
     tables = {id(part) for part in modules.values() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     outside = _outside_base(modules)
     candidates = (set(ends - tables) | outside) - set(found)
+    beside_others = stream.joined | reading.used_as("indexed")
     stacks = {
         id(param)
         for part in modules.values()
         for param in part._parameters.values()
         if param is not None and param.dim() != 2
-        if id(param) in stream.joined | reading.used_as("indexed") or not makes_alone(param, reading.uses)
+        if id(param) in beside_others or not makes_alone(param, reading.uses)
     }
     candidates -= stacks | reading.used_as("passed")
     kept = {key for key in candidates - reading.consumed if not stream.weighs(key)}
@@ -85,9 +86,8 @@ def _returned(
         for key in (kept & alone) - found.keys()
         if not stream.takes(key) and sure & stream.made_beside(key)
     }
-    found |= {
-        key: _last(key, reading, stream) for key in beside
-    }  # as wide as something hidden, and yet no matrix
+    # as wide as something hidden, and yet no matrices
+    found |= {key: _last(key, reading, stream) for key in beside}
     read_back = doubted(output("the model returns its output, and other layers take it"))
     visible = (
         part

@@ -230,8 +230,8 @@ class Meetings(TorchDispatchMode):
 
     def _mask(self, name: str, given: Sequence[torch.Tensor], states: Sequence[State]) -> None:
         """Note weights that are multiplied with something fixed, as a mask, or edges of a graph."""
-        fixed = [tensor for tensor, state in zip(given, states, strict=True) if not state.params]
-        if name == "mul" and any(tensor.numel() > 1 for tensor in fixed):
+        pairs = zip(given, states, strict=True)
+        if name == "mul" and any(tensor.numel() > 1 for tensor, state in pairs if not state.params):
             for key in frozenset[int]().union(*(state.params for state in states)):
                 self.by_param[key].kinds.add("masked")
 

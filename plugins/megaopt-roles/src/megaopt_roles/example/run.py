@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from megaopt_roles.example.meetings import Meetings
+from megaopt_roles.forward.operations.arguments import argument
 
 __all__ = ["run_example"]
 
@@ -90,16 +91,12 @@ class _Derivatives(TorchFunctionMode):
         """Run one function of torch."""
         if func is not torch.autograd.grad:
             return func(*args, **(kwargs or {}))
-        outputs, inputs = (_tensors(part) for part in _first_two(args, kwargs or {}))
+        outputs, inputs = (
+            _tensors(argument(at, name, args, kwargs or {})) for at, name in enumerate(("outputs", "inputs"))
+        )
         gradients = tuple(torch.zeros_like(tensor) for tensor in inputs)
-        self.seen.derive([*outputs], gradients)
+        self.seen.derive(outputs, gradients)
         return gradients
-
-
-def _first_two(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what is differentiated, and with respect to what."""
-    outputs = args[0] if args else kwargs["outputs"]
-    return outputs, args[1] if len(args) > 1 else kwargs["inputs"]
 
 
 @contextmanager

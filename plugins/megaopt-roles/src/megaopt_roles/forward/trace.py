@@ -24,6 +24,8 @@ BATCH = (2, 3, 4)
 PLACES = (4, 6, 7)
 """Sizes that stand in for those of images, one for each spatial axis."""
 _MOST_ROWS = 100_000
+_AGREED = ("training", "_modules", "_parameters", "_buffers")
+"""Attributes of modules in which twins agree, or that do not matter."""
 
 
 class BudgetExceededError(Exception):
@@ -67,13 +69,12 @@ class Trace(RankSigns, Comparisons):
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
-        told = (
-            "training",
-            "_modules",
-            "_parameters",
-            "_buffers",
-        )  # twins agree in these, or they do not matter
-        if not self.silent and isinstance(owner, nn.Module) and name in owner.__dict__ and name not in told:
+        if (
+            not self.silent
+            and isinstance(owner, nn.Module)
+            and name in owner.__dict__
+            and name not in _AGREED
+        ):
             self.reads.append((owner, name, owner.__dict__[name]))
 
     def spend(self) -> None:

@@ -36,7 +36,7 @@ class ModelReading(ModelEnds):
             name: its canonical name.
             module: the projection.
         """
-        if id(module) in self.surely_consumed - self._unread:
+        if id(module) in self.surely_consumed and id(module) not in self._unread:
             return True
         holder: nn.Module | None = None
         while name and (holder is None or isinstance(holder, HOLDERS) or holder is module):
@@ -59,7 +59,7 @@ class ModelReading(ModelEnds):
         """Those of them whose output nothing but norms and gains take: these may stand behind a head, too."""
         return self._consumers[1] - self._consumers[0] - self._consumers[2]
 
-    @property
+    @cached_property
     def weighing(self) -> frozenset[int]:
         """The projections that make shares of a mixture, or scores by which a softmax weighs, by identity."""
         return self.used_as("sharing") | self.used_as("weighing")

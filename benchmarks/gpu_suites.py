@@ -349,7 +349,7 @@ def memory(bench: Bench) -> dict[str, Any]:
 def _bytes_a_parameter(bench: Bench, optimizer: str, settings: Mapping[str, Any]) -> tuple[float, float]:
     gc.collect()
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    before = _asked_for()
     model = bench.model(GPT2, torch.bfloat16 if settings.get("bf16") else torch.float32)
     for layer in model:  # type: ignore[attr-defined] # a Sequential
         layer.weight.use_muon = layer.weight.dim() > 1
@@ -358,11 +358,18 @@ def _bytes_a_parameter(bench: Bench, optimizer: str, settings: Mapping[str, Any]
     torch.cuda.synchronize()
     grads = sum(p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None)
     count = sum(param.numel() for param in model.parameters())
-    kept = torch.cuda.memory_allocated() - before - grads
+    kept = _asked_for() - before - grads
     torch.cuda.reset_peak_memory_stats()
     made.step()
     torch.cuda.synchronize()
-    return kept / count, (torch.cuda.max_memory_allocated() - before - grads) / count
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    return kept / count, (peak - before - grads) / count
+
+
+def _asked_for() -> int:
+    """Return the bytes that tensors were asked for with: blocks of the allocator are up to 1 MB larger."""
+    asked: int = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    return asked
 
 
 SUITES: dict[str, Callable[[Bench], dict[str, Any]]] = {

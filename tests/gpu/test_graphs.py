@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from megaopt_core import build_optimizer
 from megaopt_core.optimizers import MegatronOptimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -144,9 +145,9 @@ def test_what_is_not_captured_says_so_and_trains(device):
     runs = []
     for settings in ({}, {"optimizer_cuda_graph": True}):
         model = model_of(device)
-        optimizer = build(model, "soap", **settings)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            optimizer = build_optimizer(model, "soap", lr=2.0**-7, **settings)
             train(model, optimizer, range(6))
         said = [each for each in caught if "without a graph" in str(each.message)]
         assert len(said) == (1 if settings and device.type == "cuda" else 0)

@@ -72,24 +72,45 @@ def square(size: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda")
         return torch.empty(size, size, dtype=dtype, device=device)
 
 
+def kernel_for(matrix: torch.Tensor) -> Callable[..., object] | None:
+    """Return the kernel for the product of a matrix and its transpose."""
+    return hopper.symmetric_kernel(matrix, matrix, matrix.mT)
+
+
 @pytest.mark.parametrize(("capability", "found"), [((9, 0), True), ((10, 0), True), ((8, 0), False)])
 def test_the_kernel_is_taken_where_it_runs(gpu, capability, found):
-    """It needs the package, a GPU that it is made for, two-byte numbers and a size that fills its tiles."""
+    """It needs the package, a GPU that it is made for, two-byte numbers and a product that is worth a call."""
     gpu.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert (hopper.symmetric_kernel(square(512)) is not None) is found
-    assert hopper.symmetric_kernel(square(128)) is None
-    assert hopper.symmetric_kernel(square(512, torch.float32)) is None
-    assert hopper.symmetric_kernel(square(512, device="cpu")) is None
+    assert (kernel_for(square(4096)) is not None) is found
+    assert (kernel_for(square(4096, torch.float16)) is not None) is found
+    assert kernel_for(square(1024)) is None
+    assert kernel_for(square(4096, torch.float32)) is None
+    assert kernel_for(square(4096, device="cpu")) is None
+    assert hopper.kernel_share(torch.device("cuda", 0)) == (0.7 if found else 1.0)
+
+
+def test_small_matrices_are_taken_in_large_batches(gpu):
+    """What counts are the operations of a call; of fewer rows than a tile's none is taken."""
+    with FakeTensorMode():
+        batch, low = (torch.empty(64, size, 1024, dtype=torch.float16, device="cuda") for size in (1024, 128))
+        out, low_out = (
+            torch.empty(64, size, size, dtype=torch.float16, device="cuda") for size in (1024, 128)
+        )
+    assert hopper.symmetric_kernel(out, batch, batch.mT) is not None
+    assert hopper.symmetric_kernel(out[:1], batch[:1], batch[:1].mT) is None
+    assert hopper.symmetric_kernel(low_out, low, low.mT) is None
 
 
 def test_the_kernel_is_taken_for_aligned_operands_only(gpu):
     """Rows of 16 bytes and memory that begins at a multiple of them, of every operand; either order of dimensions."""
-    assert hopper.symmetric_kernel(square(260)) is None
-    out = square(264)
+    assert kernel_for(square(4100)) is None
+    out = square(4096)
     with FakeTensorMode():
-        aligned, odd = (torch.empty(264, width, dtype=torch.bfloat16, device="cuda") for width in (24, 20))
-        shifted = torch.empty(264 * 24 + 1, dtype=torch.bfloat16, device="cuda")[1:].view(264, 24)
-        batch = torch.empty(3, 264, 264, dtype=torch.bfloat16, device="cuda")
+        aligned, odd = (
+            torch.empty(4096, width, dtype=torch.bfloat16, device="cuda") for width in (2400, 2404)
+        )
+        shifted = torch.empty(4096 * 2400 + 1, dtype=torch.bfloat16, device="cuda")[1:].view(4096, 2400)
+        batch = torch.empty(3, 4096, 4096, dtype=torch.bfloat16, device="cuda")
     assert hopper.symmetric_kernel(out, aligned, aligned.mT) is not None
     assert hopper.symmetric_kernel(batch, batch, batch.mT) is not None
     assert hopper.symmetric_kernel(out, odd, odd.mT) is None
@@ -112,6 +133,7 @@ def test_the_kernel_is_taken_for_aligned_operands_only(gpu):
 def test_what_is_not_aligned_goes_without_the_kernel(monkeypatch, shape, used):
     """The iteration calls the kernel for aligned products alone, and gives the same for every shape."""
     monkeypatch.setattr(newton_schulz, "is_narrow", lambda *_: False)  # as on an accelerator
+    monkeypatch.setattr(hopper, "_FEWEST", 0.0)
     update = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     ns = NewtonSchulz(resolve_coefficients("quintic", 5), "medium", "standard")
     expected, calls = ns(update).float(), []
@@ -127,19 +149,19 @@ def test_no_package_no_kernel(gpu):
         raise hopper.metadata.PackageNotFoundError(name)
 
     gpu.setattr(hopper.metadata, "version", missing)
-    assert hopper.symmetric_kernel(square(512)) is None
+    assert kernel_for(square(4096)) is None
 
 
 def test_a_package_that_cannot_be_imported_is_not_the_end(gpu):
     """Kernels that fail to import, or miss the function, are warned of once; the product goes on without."""
     gpu.setitem(sys.modules, "quack.gemm_interface", None)
     with pytest.warns(UserWarning, match="goes on without the kernels of quack-kernels.*gemm_interface"):
-        assert hopper.symmetric_kernel(square(512)) is None
-    assert hopper.symmetric_kernel(square(512)) is None
+        assert kernel_for(square(4096)) is None
+    assert kernel_for(square(4096)) is None
     hopper._kernel_of.cache_clear()
-    assert hopper.symmetric_kernel(square(512)) is None
+    assert kernel_for(square(4096)) is None
     hopper._kernel_of.cache_clear()
     hopper._installed.cache_clear()
     gpu.setitem(sys.modules, "quack.gemm_interface", ModuleType("quack.gemm_interface"))
     with pytest.warns(UserWarning, match="gemm_symmetric"):
-        assert hopper.symmetric_kernel(square(512)) is None
+        assert kernel_for(square(4096)) is None

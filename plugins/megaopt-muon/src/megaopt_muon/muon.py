@@ -23,7 +23,7 @@ from megaopt_muon.pieces.batches import is_swept
 from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
 from megaopt_muon.pieces.groups import tensor_parallel_groups
 from megaopt_muon.pieces.planner import Planner
-from megaopt_muon.step.changes import Change
+from megaopt_muon.step.changes import Change, applied_together
 from megaopt_muon.step.local_step import LocalStep, gradient_of, runs_of
 
 if TYPE_CHECKING:
@@ -361,6 +361,8 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
     ) -> None:
         """Subtract what was transformed, times the learning rate: element by element."""
         workspace, decays = self.newton_schulz.workspace, self._late_decays(group, params)
+        if params[0].device.type != "cpu" and not isinstance(group["lr"], torch.Tensor):
+            changes = applied_together(changes, params, group["lr"], decays)
         for change in changes:
             param = params[change.index]
             decay = decays[param.dtype]

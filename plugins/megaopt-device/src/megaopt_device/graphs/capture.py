@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,7 +101,10 @@ class CudaCapture:
         # needs what another has left there.
         pool = None if self._newest is None else self._newest.pool()
         # Other threads, such as a data loader's, may go on with what a capture must not hold.
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+        with (
+            _nothing_collected(),
+            torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"),
+        ):
             action()
         self._newest = graph
         return graph.replay
@@ -107,3 +112,15 @@ class CudaCapture:
     def release(self) -> None:
         """Let go of the pool."""
         self._newest = None
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Keep Python's collector from what is garbage by now: a graph among it would end the capture that is going on."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -25,19 +25,31 @@ def is_lent(part: InnerPart) -> bool:
 
 
 class _Touched(TorchDispatchMode):
-    """Remembers every tensor that operations are given: what a graph uses must not be freed before the graph."""
+    """Remembers every tensor that operations are given: what a graph uses must not be freed before the graph.
+
+    Not what the step makes itself: it lies in the graph's memory, in which what comes later takes the same place.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.tensors: dict[int, torch.Tensor] = {}
+        self._made: set[int] = set()
 
     @override
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        for tensor in tensors_in((args, kwargs or {})):
-            self.tensors.setdefault(id(tensor), tensor)
-        return func(*args, **(kwargs or {}))
+        given = {_address(tensor): tensor for tensor in tensors_in((args, kwargs or {}))}
+        for address in given.keys() - self._made:
+            self.tensors.setdefault(id(given[address]), given[address])
+        result = func(*args, **(kwargs or {}))
+        new = {_address(tensor) for tensor in tensors_in(result) if tensor.device.type != "cpu"}
+        self._made |= new - given.keys()
+        return result
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ import torch
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.choice.calibration import current_rates
-from megaopt_muon.choice.schedule import Spectrum, longest_blocks, plan_blocks, whole_runs
+from megaopt_muon.choice.schedule import Spectrum, half_runs, longest_blocks, plan_blocks, whole_runs
 
 if TYPE_CHECKING:
     from megaopt_muon.choice.rates import Rates
@@ -177,6 +177,25 @@ class MethodBook:
         if self._method != "auto":
             return self._method
         return "standard" if self._chosen[shape] == "plain" else "runs"
+
+    def half_runs_of(self, small: int, large: int, share: float) -> tuple[int, ...]:
+        """Return the runs of a shape that is iterated in float16.
+
+        Args:
+            small: the smaller dimension of the matrix.
+            large: the larger one.
+            share: the part of a whole product's time that a symmetric one takes.
+        """
+        shape = small, large
+        stored, method = self._chosen.get(shape), self._method
+        if method == "auto":
+            method = {"plain": "standard", "gram": "runs"}.get(stored or "", method)
+        runs = half_runs(method, self._coefficients, small, large, share)
+        single = set(runs) <= {1}
+        if stored == "gram" and single and self._method == "auto":
+            self._give_up(shape)
+        self._chosen[shape] = "plain" if single else "gram"
+        return runs
 
     @property
     def text(self) -> str:

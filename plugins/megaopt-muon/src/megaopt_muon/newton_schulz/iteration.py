@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,11 @@ from megaopt_muon.choice.schedule import (
     whole_runs,
 )
 from megaopt_muon.newton_schulz.gram import accumulate, scaled_product, whole_steps
+from megaopt_muon.newton_schulz.half import half_scale, iterate_half
 from megaopt_muon.newton_schulz.norms import entered, normalized
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.newton_schulz.whole import iterate_whole
+from megaopt_muon.products.hopper import kernel_share
 from megaopt_muon.products.panels import SymmetricMatrix
 from megaopt_muon.products.precision import compute_dtype, matmul_precision
 from megaopt_muon.products.symmetric import gram_matrix, is_one_product, is_tall, symmetric_product
@@ -127,9 +129,34 @@ class NewtonSchulz:
                 )
             x = normalized(update, torch.empty(update.shape, dtype=dtype), self.eps)
             return self.finite(self.batch(x), update).times(factor)
+        runs = self.half_runs(update.shape, update.device, book)
+        if runs:
+            scale = half_scale(min(update.shape[-2:]))
+            x = torch.empty(update.shape, dtype=torch.float16, device=update.device)
+            normalized(update, x, self.eps, scale)
+            o = iterate_half(x, self.coefficients, runs, scale, tall=is_tall(x))
+            return Scaled(o, factor / scale)
         x = torch.empty(update.shape, dtype=dtype, device=update.device)
         normalized(update, x, self.eps)
         return self.finite(Scaled(self.iterate(x, tall=is_tall(x), book=book)), update).times(factor)
+
+    def half_runs(
+        self, shape: Sequence[int], device: torch.device, book: MethodBook | None
+    ) -> tuple[int, ...]:
+        """Return the runs of matrices that are iterated in float16: on an accelerator, where nothing can blow up.
+
+        Args:
+            shape: `[*batch, rows, columns]`.
+            device: where they are.
+            book: the methods to take; None: this object's own.
+
+        Returns:
+            How many steps each run has; nothing where matrices are iterated in another dtype.
+        """
+        if device.type == "cpu" or self.precision != "medium" or not are_tame(self.coefficients):
+            return ()
+        small, large = sorted(shape[-2:])
+        return (book or self.book).half_runs_of(small, large, kernel_share(device))
 
     def batch(self, x: torch.Tensor) -> Scaled:
         """Run all steps on normalized matrices of 16 bits on a processor.

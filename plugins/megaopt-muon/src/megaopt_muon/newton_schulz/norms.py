@@ -29,6 +29,9 @@ _LARGEST: Final = torch.finfo(_LARGEST_OF).max
 _SHRINKS: Final = 2.0**-64
 """A factor that changes no digit of what matrices of a larger norm than any number of float32 consist of."""
 
+_FEW_ELEMENTS: Final = 1 << 18
+"""Elements of a matrix that an accelerator copies in less time than a call takes."""
+
 _LEAST, _MOST = 1e-20, 1e20
 """Squared norms between which no product of a matrix leaves the range of bfloat16."""
 
@@ -43,13 +46,16 @@ def are_worth_it_alone(rows: int, columns: int) -> bool:
     return min(rows, columns) >= SMALLEST_ALONE and rows * columns > SMALLEST_ALONE**2
 
 
-def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> torch.Tensor:
+def normalized(
+    update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15, size: float = 1.0
+) -> torch.Tensor:
     """Divide each matrix by its Frobenius norm, or by `eps` where that is larger.
 
     Args:
         update: `[*batch, rows, columns]`.
         out: where the result goes, of the same shape and any floating-point dtype.
         eps: the least divisor.
+        size: the norm of the result, on an accelerator.
     """
     if update.dim() == 2 and update.device.type == "cpu":
         # A sum in float32 is wrong by a few units, an error that all singular values share; bfloat16 does not notice.
@@ -63,6 +69,8 @@ def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> t
             return out.copy_(update).div_(divisor)
         return torch.div(update, divisor, out=out)
     norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
+    if size != 1.0:
+        norms.div_(size)
     update, norms = within_range(update, norms)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
 
@@ -85,17 +93,21 @@ def within_range(update: torch.Tensor, norms: torch.Tensor) -> tuple[torch.Tenso
     return update * factors.to(torch.promote_types(update.dtype, _LARGEST_OF)), norms * factors
 
 
-def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: float) -> None:
+def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: float, size: float = 1.0) -> None:
     """Write equal shapes one after the other, each divided as :func:`normalized` does.
 
     Args:
         updates: `[*batch, rows, columns]` each.
         out: `[updates, *batch, rows, columns]`, whose rows are contiguous.
         eps: the least divisor.
+        size: the norm of each result, on an accelerator.
     """
+    if out.device.type != "cpu" and updates[0].dim() == 2:
+        _normalized_with_few_calls(updates, out, eps, size)
+        return
     if out.dtype is not torch.float32 or out.device.type != "cpu" or updates[0].dtype is not torch.float32:
         for update, slot in zip(updates, out, strict=True):
-            normalized(update, slot, eps)
+            normalized(update, slot, eps, size)
         return
     for update, slot in zip(updates, out, strict=True):
         slot.copy_(update)
@@ -108,6 +120,21 @@ def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: floa
         if shrunk is not out:
             out.copy_(shrunk)
     out.div_(norms.clamp_min_(eps).float())
+
+
+def _normalized_with_few_calls(
+    updates: Sequence[torch.Tensor], out: torch.Tensor, eps: float, size: float
+) -> None:
+    """Do the same on an accelerator, where calls are what counts: matrices that are small are put together first."""
+    norms = torch.stack(torch._foreach_norm(list(updates), 2, torch.float64)).clamp_min_(eps)
+    if size != 1.0:
+        norms.div_(size)
+    divisors = norms.to(torch.promote_types(updates[0].dtype, torch.float32)).view(-1, 1, 1)
+    if updates[0].numel() <= _FEW_ELEMENTS:
+        torch.div(torch.stack(list(updates)), divisors, out=out)
+        return
+    for update, divisor, slot in zip(updates, divisors, out, strict=True):
+        torch.div(update, divisor, out=slot)
 
 
 def each_normalized(updates: Sequence[torch.Tensor], places: Sequence[torch.Tensor], eps: float) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Final
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 
 from megaopt_muon.products.precision import has_matrix_units, multiplies_bfloat16
 
@@ -174,10 +174,10 @@ class SymmetricMatrix:
     """
 
     values: torch.Tensor
-    panels: list[Panel] = field(init=False)
 
-    @panels.default
-    def _cut(self) -> list[Panel]:
+    @cached_property
+    def panels(self) -> list[Panel]:
+        """Its block rows."""
         values = self.values
         return panels_of(values, block_height(values.shape[-1], values.dtype, values.device))
 

@@ -14,7 +14,14 @@ from megaopt_muon.products.panels import (
     panels_of,
 )
 
-__all__ = ["Scalar", "gram_matrix", "is_one_product", "is_tall", "symmetric_product"]
+__all__ = [
+    "Scalar",
+    "gram_matrix",
+    "is_one_product",
+    "is_tall",
+    "symmetric_product",
+    "whole_symmetric",
+]
 
 type Scalar = float | torch.Tensor
 """One number, or one for each matrix of a batch, `[matrices, 1, 1]` in float32."""
@@ -37,13 +44,16 @@ def is_tall(x: torch.Tensor) -> bool:
 
 
 def is_one_product(matrix: SymmetricMatrix) -> bool:
-    """Return whether a symmetric product of this size is one product of a processor's, like any other.
+    """Return whether a symmetric product of this size is one product, like any other.
 
     Args:
         matrix: the result.
     """
     values = matrix.values
-    return values.device.type == "cpu" and len(matrix.panels) == 1 and symmetric_kernel(values) is None
+    size = values.shape[-1]
+    return (
+        block_height(size, values.dtype, values.device) >= size and symmetric_kernel(values, values) is None
+    )
 
 
 def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> SymmetricMatrix:
@@ -140,6 +150,44 @@ def symmetric_product(
     if triangle is not None:
         triangle(left.values, right.values, out.values, alpha=factor, beta=beta)
         out.mirror()
+    return out
+
+
+def whole_symmetric(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    added: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> torch.Tensor:
+    """Compute `alpha * left @ right + beta * added`, which is symmetric, in one product.
+
+    Args:
+        left: `[n, k]` or `[matrices, n, k]`.
+        right: `[*matrices, k, n]`.
+        out: where the result goes; may not share memory with the operands.
+        added: the matrix that is added; None for none.
+        alpha: factor on the product.
+        beta: factor on what is added.
+
+    Returns:
+        `out`.
+
+    Example:
+        >>> eye = torch.eye(2)
+        >>> whole_symmetric(eye, eye, out=torch.empty(2, 2), added=eye, alpha=3.0, beta=2.0).tolist()
+        [[5.0, 0.0], [0.0, 5.0]]
+    """
+    kernel = symmetric_kernel(out, left, right, *(() if added is None else (added,)))
+    if kernel is not None:
+        kernel(left, right, C=added, out=out, alpha=alpha, beta=beta)
+    elif added is None:
+        (torch.mm if out.dim() == 2 else torch.bmm)(left, right, out=out)
+    else:
+        add = torch.addmm if out.dim() == 2 else torch.baddbmm
+        add(added, left, right, beta=beta, alpha=alpha, out=out)
     return out
 
 

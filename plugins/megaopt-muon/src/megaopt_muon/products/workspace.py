@@ -28,6 +28,9 @@ type _Key = tuple[str, torch.dtype, torch.device]
 class Workspace:
     """Hands out tensors by name; a name's memory grows to the largest that was asked for and is then kept.
 
+    Of an accelerator nothing is kept: its allocator hands memory out again by itself, and between steps activations and
+    gradients use it.
+
     Example:
         >>> workspace = Workspace()
         >>> small = workspace.take("x", (2, 3), torch.float32, torch.device("cpu"))
@@ -56,7 +59,7 @@ class Workspace:
         dense: bool = False,
         odd_lines: bool = False,
     ) -> torch.Tensor:
-        """Return an uninitialised tensor; it is valid until the same name is taken again.
+        """Return an uninitialised tensor; on a CPU it is valid until the same name is taken again.
 
         Rows are contiguous. On a CPU there may be a gap of less than two cache lines between them.
 
@@ -68,6 +71,8 @@ class Workspace:
             dense: leave no gaps.
             odd_lines: rows of a large matrix begin an odd number of cache lines apart.
         """
+        if device.type != "cpu":
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
         key, wanted = (name, dtype, device), (*shape, dense, odd_lines)
         views = self._views.setdefault(key, {})
         view = views.get(wanted)
@@ -96,6 +101,8 @@ class Workspace:
             device: of the matrix.
         """
         values = self.take(name, shape, dtype, device)
+        if device.type != "cpu":
+            return SymmetricMatrix(values)
         known = self._symmetric.setdefault((name, dtype, device), {})
         matrix = known.get(values.shape)
         if matrix is None:

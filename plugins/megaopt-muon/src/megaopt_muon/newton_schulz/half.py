@@ -1,0 +1,93 @@
+r"""Newton-Schulz in float16: an accelerator multiplies it as fast as bfloat16, and it is rounded eight times finer.
+
+Nothing is scaled by what the data say, so that a step is products with constant factors, and waits for nothing:
+
+.. math::
+    Z = b A + c A^2, \qquad Q \leftarrow a Q + Q Z, \qquad A \leftarrow a B + B Z \;\text{with}\; B = a A + A Z
+
+A run of steps begins at :math:`A = X X^\top` with :math:`Q = a I + Z`, and ends with :math:`X \leftarrow Q X`; a single
+step is a run of one. The range of float16 is kept by a scale: with a norm of :math:`s`, where :math:`s^2` is a power of
+two near the number of rows, the elements of `X` are about one over the root of its columns, and the diagonal of `A` is
+about 1, whatever the matrix. `b` and `c` are divided by :math:`s^2` and :math:`s^4`.
+
+The error is a sixth of the plain iteration's in bfloat16, at most two thirds, also in runs of two and three steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from megaopt_muon.products.symmetric import whole_symmetric
+
+if TYPE_CHECKING:
+    from megaopt_muon.coefficients import Coefficients
+
+__all__ = ["half_scale", "iterate_half"]
+
+_LARGEST: Final = 14
+"""Of a power of two for the scale's square: an eigenvalue of `A` reaches 1.5 times it, and float16 ends at 2**16."""
+
+
+def half_scale(rows: int) -> float:
+    """Return the norm that matrices have at the beginning.
+
+    Args:
+        rows: the smaller dimension of the matrix.
+
+    Example:
+        >>> half_scale(1024), half_scale(5000)
+        (32.0, 64.0)
+    """
+    return math.sqrt(2.0 ** min(math.floor(math.log2(max(rows, 1))), _LARGEST))
+
+
+def iterate_half(
+    x: torch.Tensor,
+    coefficients: Coefficients,
+    runs: Sequence[int],
+    scale: float,
+    *,
+    tall: bool,
+) -> torch.Tensor:
+    """Run all steps.
+
+    Args:
+        x: `[rows, columns]` or `[matrices, rows, columns]`, float16, of norm `scale`; used up.
+        coefficients: `(a, b, c)` of each step, which drive no singular value away.
+        runs: how many steps each run has.
+        scale: the norm.
+        tall: iterate on `A = X^T X` instead of `A = X X^T`.
+
+    Returns:
+        The result, `scale` times as large as orthogonalized matrices.
+
+    Example:
+        >>> x = torch.eye(2, 3).half()
+        >>> o = iterate_half(x, ((1.5, -0.5, 0.0),) * 8, (3, 3, 2), 2.0**0.5, tall=False) / 2.0**0.5
+        >>> torch.allclose(o @ o.mT, torch.eye(2).half(), atol=1e-2)
+        True
+    """
+    multiply: Callable[..., torch.Tensor] = torch.mm if x.dim() == 2 else torch.bmm
+    size = min(x.shape[-2:])
+    a, z, q, b, spare = (x.new_empty((*x.shape[:-2], size, size)) for _ in range(5))
+    other, square, done = torch.empty_like(x), scale * scale, 0
+    for length in runs:
+        whole_symmetric(*((x.mT, x) if tall else (x, x.mT)), out=a)
+        for number, (first, second, third) in enumerate(coefficients[done : done + length]):
+            whole_symmetric(a, a, out=z, added=a, alpha=third / square**2, beta=second / square)
+            if number:
+                whole_symmetric(q, z, out=spare, added=q, beta=first)
+                q, spare = spare, q
+            else:
+                q, z = (z, q) if length == 1 else (q.copy_(z), z)
+                q.diagonal(dim1=-2, dim2=-1).add_(first)
+            if number < length - 1:
+                whole_symmetric(a, z, out=b, added=a, beta=first)
+                whole_symmetric(b, z, out=a, added=b, beta=first)
+        x, other = multiply(*((x, q) if tall else (q, x)), out=other), x
+        done += length
+    return x

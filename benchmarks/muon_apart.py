@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--precision", choices=PRECISIONS, help="measure one only")
     parser.add_argument("--peers", nargs="*", default=PEERS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -121,7 +122,7 @@ def main() -> None:
             "processor": processor_kind(),
             "clock": options.clock,
         }
-        for precision in PRECISIONS:
+        for precision in [options.precision] if options.precision else PRECISIONS:
             times, first, skipped = interleave_apart(
                 ["megaopt", *options.peers],
                 options.rounds,

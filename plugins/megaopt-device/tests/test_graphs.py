@@ -3,6 +3,7 @@
 What captures here writes operations down on a CPU, as CUDA's graphs do on a device; `tests/gpu` has the same for CUDA.
 """
 
+import gc
 import math
 import sys
 import warnings
@@ -342,12 +343,12 @@ def test_muon_is_captured_where_it_reads_no_norm(monkeypatch) -> None:
     from megaopt_muon.newton_schulz import norms
     from megaopt_muon.pieces import batches
 
-    def as_a_batch(update, out, eps=1e-15):
-        return norms.normalized(update.unsqueeze(0), out.unsqueeze(0), eps).squeeze(0)
+    def as_a_batch(update, out, eps=1e-15, size=1.0):
+        return norms.normalized(update.unsqueeze(0), out.unsqueeze(0), eps, size).squeeze(0)
 
-    def one_by_one(updates, out, eps):
+    def one_by_one(updates, out, eps, size):
         for update, slot in zip(updates, out, strict=True):
-            as_a_batch(update, slot, eps)
+            as_a_batch(update, slot, eps, size)
 
     monkeypatch.setattr(batches, "all_normalized", one_by_one)
     monkeypatch.setattr(newton_schulz, "normalized", as_a_batch)
@@ -565,3 +566,19 @@ def test_a_norm_that_is_not_finite_is_skipped_before_the_graph() -> None:
     assert not optimizer.step().update_successful
     assert recording.replays == replays
     assert all(torch.equal(value, before[name]) for name, value in values(model, optimizer).items())
+
+
+def test_nothing_is_collected_during_a_capture() -> None:
+    """A graph among the garbage would end the capture; afterwards the collector is as it was."""
+    from megaopt_device.graphs.capture import _nothing_collected
+
+    with _nothing_collected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with _nothing_collected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -55,22 +55,21 @@ def normalized(
         update: `[*batch, rows, columns]`.
         out: where the result goes, of the same shape and any floating-point dtype.
         eps: the least divisor.
-        size: the norm of the result, on an accelerator.
+        size: the norm of the result.
     """
     if update.dim() == 2 and update.device.type == "cpu":
         # A sum in float32 is wrong by a few units, an error that all singular values share; bfloat16 does not notice.
         norm = torch.linalg.vector_norm(update).item() if out.dtype.itemsize == 2 else 0.0
         if not 1e-12 < norm < 1e12:  # or squares may have left float32's range
             norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        divisor = norm if math.isnan(norm) else max(norm, eps)
+        divisor = (norm if math.isnan(norm) else max(norm, eps)) / size
         if divisor > _LARGEST:
             update, divisor = update * _SHRINKS, divisor * _SHRINKS
         if out.dtype.itemsize > update.dtype.itemsize:  # torch would divide, and round, in the narrower dtype
             return out.copy_(update).div_(divisor)
         return torch.div(update, divisor, out=out)
     norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
-    if size != 1.0:
-        norms.div_(size)
+    norms.div_(size)
     update, norms = within_range(update, norms)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
 
@@ -100,7 +99,7 @@ def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: floa
         updates: `[*batch, rows, columns]` each.
         out: `[updates, *batch, rows, columns]`, whose rows are contiguous.
         eps: the least divisor.
-        size: the norm of each result, on an accelerator.
+        size: the norm of each result.
     """
     if out.device.type != "cpu" and updates[0].dim() == 2:
         _normalized_with_few_calls(updates, out, eps, size)
@@ -119,7 +118,7 @@ def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: floa
         shrunk, norms = within_range(out, torch.where(outside, exact, norms))
         if shrunk is not out:
             out.copy_(shrunk)
-    out.div_(norms.clamp_min_(eps).float())
+    out.div_((norms.clamp_min_(eps) / size).float())
 
 
 def _normalized_with_few_calls(
@@ -127,8 +126,7 @@ def _normalized_with_few_calls(
 ) -> None:
     """Do the same on an accelerator, where calls are what counts: matrices that are small are put together first."""
     norms = torch.stack(torch._foreach_norm(list(updates), 2, torch.float64)).clamp_min_(eps)
-    if size != 1.0:
-        norms.div_(size)
+    norms.div_(size)
     divisors = norms.to(torch.promote_types(updates[0].dtype, torch.float32)).view(-1, 1, 1)
     if updates[0].numel() <= _FEW_ELEMENTS:
         torch.div(torch.stack(list(updates)), divisors, out=out)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megaopt_muon.choice.half_runs import half_runs
 from megaopt_muon.choice.methods import MethodBook
-from megaopt_muon.choice.schedule import half_runs
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.newton_schulz import iteration

@@ -1,5 +1,7 @@
 """What Newton-Schulz computes in."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from megaopt_muon.coefficients import resolve_coefficients
@@ -79,3 +81,22 @@ def test_float32_products_have_the_precision_inside_only(monkeypatch, name, insi
     with pytest.raises(KeyError):
         fail()
     assert seen == ([before] if before == inside else [before, inside, before])
+
+
+@pytest.fixture
+def sums_in_float16() -> Iterator[None]:
+    """Allow products of float16 to be added up in float16."""
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    yield
+    torch.backends.cuda.matmul.allow_fp16_accumulation = False
+
+
+@pytest.mark.usefixtures("sums_in_float16")
+def test_products_are_added_up_in_float32():
+    """What a training allows its own products holds again afterwards, also where an iteration raises."""
+    with precision.matmul_precision("medium"):
+        assert not torch.backends.cuda.matmul.allow_fp16_accumulation
+    assert torch.backends.cuda.matmul.allow_fp16_accumulation
+    with pytest.raises(ZeroDivisionError), precision.matmul_precision("high"):
+        raise ZeroDivisionError
+    assert torch.backends.cuda.matmul.allow_fp16_accumulation

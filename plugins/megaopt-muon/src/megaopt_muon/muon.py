@@ -70,8 +70,8 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         split_qkv: orthogonalize query, key and value of a fused weight each by itself.
         is_qkv_fn: says which parameters without `param_info` are such weights.
         qkv_split_shapes: their rows of query, key and value in one query group.
-        fp32_matmul_prec: `"medium"` iterates in bfloat16, on processors that cannot multiply it in float32; `"high"` in
-            TF32 where there is; `"highest"` in float32.
+        fp32_matmul_prec: `"medium"` iterates in bfloat16, on accelerators in float16 where coefficients allow it, on
+            processors that can multiply neither in float32; `"high"` in TF32 where there is; `"highest"` in float32.
         coefficient_type: coefficient set of the iteration.
         num_ns_steps: number of its steps.
         scale_mode: how the update grows with its matrix.

@@ -121,7 +121,7 @@ class MuonSettings:
         default="medium",
         validator=one_of(MATMUL_PRECISIONS),
         metadata={
-            "help": "medium: Newton-Schulz in bfloat16 where it is fast; high: TF32 where there is; highest: float32"
+            "help": "medium: Newton-Schulz in 16 bits where that is fast; high: TF32 where there is; highest: float32"
         },
     )
     coefficient_type: str = field(

@@ -11,7 +11,8 @@ import torch
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.choice.calibration import current_rates
-from megaopt_muon.choice.schedule import Spectrum, half_runs, longest_blocks, plan_blocks, whole_runs
+from megaopt_muon.choice.half_runs import half_runs
+from megaopt_muon.choice.schedule import Spectrum, longest_blocks, plan_blocks, whole_runs
 
 if TYPE_CHECKING:
     from megaopt_muon.choice.rates import Rates

@@ -28,7 +28,7 @@ __all__ = [
     "are_gentle",
     "are_measured",
     "are_tame",
-    "half_runs",
+    "is_gentle_step",
     "largest_norm",
     "longest_blocks",
     "plan_blocks",
@@ -55,16 +55,6 @@ SPREAD_LIMIT = 0.08
 """Frobenius norm of a Gram matrix of trace 1 up to which no singular value stands out."""
 
 _SMALLEST_BLOCKS = 256
-_SMALLEST_RUNS = 512
-"""Rows from which on runs in float16 are faster: of smaller matrices an accelerator's time goes into calls."""
-
-_FIRST_RUN, _LATER_RUN = 2, 3
-"""Steps of a run in float16. With the three first the error is up to that of the plain iteration in bfloat16, so up to
-0.7 of that."""
-
-_ADDEND = 0.15
-"""What a product takes longer that reads an addend, as one of each step does, on an H100."""
-
 _EVEN_LIMIT = 1.6  # the same norm relative to that of equal eigenvalues; 1.41 for a square Gaussian matrix
 _BOUNDED_LIMIT = 1.25  # likewise; 1.22 for a Gaussian matrix with twice as many columns as rows
 _LEAST = 1.0 / 12.0
@@ -124,44 +114,6 @@ def plan_blocks(
     return min(standard, blocks, key=lambda lengths: _cost(lengths, share, aspect))
 
 
-@lru_cache(maxsize=4096)
-def half_runs(
-    method: str, coefficients: Coefficients, small: int, large: int, share: float = 1.0
-) -> tuple[int, ...]:
-    """Return the runs of a matrix that is iterated in float16 (:mod:`megaopt_muon.newton_schulz.half`).
-
-    Args:
-        method: `"standard"` for single steps, `"gram"` and `"runs"` for runs, `"auto"` for the cheaper ones.
-        coefficients: `(a, b, c)` of each step.
-        small: the smaller dimension of the matrix.
-        large: the larger one.
-        share: the part of a whole product's time that a symmetric one takes.
-
-    Example:
-        >>> half_runs("auto", ((3.4445, -4.775, 2.0315),) * 5, 4096, 14336)
-        (2, 3)
-        >>> half_runs("auto", ((3.4445, -4.775, 2.0315),) * 5, 4096, 4096)
-        (1, 1, 1, 1, 1)
-    """
-    steps = len(coefficients)
-    single = (1,) * steps
-    if method == "standard" or not all(_is_gentle(*triple) for triple in coefficients):
-        return single
-    first = min(_FIRST_RUN, steps)
-    runs = (first, *(min(_LATER_RUN, steps - done) for done in range(first, steps, _LATER_RUN)))
-    if method != "auto":
-        return runs
-    if small < _SMALLEST_RUNS:
-        return single
-    aspect = large / small
-
-    def cost(lengths: tuple[int, ...]) -> float:
-        products = sum(4 * length - 3 for length in lengths) + steps * _ADDEND
-        return len(lengths) * (share + 1.0) * aspect + products * share
-
-    return min(runs, single, key=cost)
-
-
 def longest_blocks(
     coefficients: Coefficients, dtype: torch.dtype, spectrum: Spectrum, *, relaxed: bool = False
 ) -> tuple[int, ...]:
@@ -187,7 +139,7 @@ def longest_blocks(
     steps = len(coefficients)
     if dtype.itemsize > 2 and (spectrum is Spectrum.BOUNDED or relaxed):
         return tuple(min(_LONGEST, steps - done) for done in range(0, steps, _LONGEST))
-    gentle = all(_is_gentle(*triple) for triple in coefficients)
+    gentle = all(is_gentle_step(*triple) for triple in coefficients)
     if dtype.itemsize > 2:
         settles = gentle and steps == 5 and all(a < 3.0 for a, _, _ in coefficients[-2:])
         return (3, 2) if settles and spectrum is Spectrum.EVEN else (1,) * steps
@@ -195,7 +147,7 @@ def longest_blocks(
         return (3, 2)
     if gentle and steps >= 5:
         return (2, *(1,) * (steps - 4), 2)
-    if steps >= 6 and _is_gentle(*coefficients[-1]) and _is_gentle(*coefficients[-2]):
+    if steps >= 6 and is_gentle_step(*coefficients[-1]) and is_gentle_step(*coefficients[-2]):
         return (*(1,) * (steps - 2), 2)
     return (1,) * steps
 
@@ -234,7 +186,8 @@ def are_gentle(coefficients: Coefficients) -> bool:
         (True, False)
     """
     return all(
-        _is_gentle(a, b, c) and (c == 0.0 or b * b <= 4.0 * _LARGEST_SQUARE * c) for a, b, c in coefficients
+        is_gentle_step(a, b, c) and (c == 0.0 or b * b <= 4.0 * _LARGEST_SQUARE * c)
+        for a, b, c in coefficients
     )
 
 
@@ -337,7 +290,14 @@ def _is_bounded(gram: torch.Tensor) -> bool:
     return int(torch.linalg.cholesky_ex(rest).info) == 0
 
 
-def _is_gentle(a: float, b: float, c: float) -> bool:
+def is_gentle_step(a: float, b: float, c: float) -> bool:
+    """Return whether a step multiplies small singular values by no more than 4.1, and does not overshoot.
+
+    Args:
+        a: of the matrix.
+        b: of its Gram matrix, times the matrix.
+        c: of the square of that, likewise.
+    """
     return 1.0 <= a <= 4.1 and -7.1 <= b <= 0.0 and 0.0 <= c <= 3.0
 
 

@@ -53,8 +53,9 @@ class NewtonSchulz:
 
     Args:
         coefficients: `(a, b, c)` of each step.
-        precision: `"medium"` computes in bfloat16, or in float32 on a processor that cannot multiply bfloat16; `"high"`
-            and `"highest"` in the input's precision, at least float32.
+        precision: `"medium"` computes in bfloat16, or in float32 on a processor that cannot multiply bfloat16, or on an
+            accelerator in float16 (:mod:`megaopt_muon.newton_schulz.half`); `"high"` and `"highest"` in the input's
+            precision, at least float32.
         method: `"standard"`, `"gram"`, or `"auto"`, which takes the cheaper for each shape.
         eps: least norm that an update is divided by.
         workspace: where intermediate matrices live between calls.

@@ -68,10 +68,16 @@ def normalized(
         if out.dtype.itemsize > update.dtype.itemsize:  # torch would divide, and round, in the narrower dtype
             return out.copy_(update).div_(divisor)
         return torch.div(update, divisor, out=out)
-    norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
+    dtype = _widest(update.device)
+    norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=dtype).clamp_min_(eps)
     norms.div_(size)
     update, norms = within_range(update, norms)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    """Return the dtype that norms are taken in: float64 but for MPS, which has none."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def within_range(update: torch.Tensor, norms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,7 +131,8 @@ def _normalized_with_few_calls(
     updates: Sequence[torch.Tensor], out: torch.Tensor, eps: float, size: float
 ) -> None:
     """Do the same on an accelerator, where calls are what counts: matrices that are small are put together first."""
-    norms = torch.stack(torch._foreach_norm(list(updates), 2, torch.float64)).clamp_min_(eps)
+    dtype = _widest(updates[0].device)
+    norms = torch.stack(torch._foreach_norm(list(updates), 2, dtype)).clamp_min_(eps)
     norms.div_(size)
     divisors = norms.to(torch.promote_types(updates[0].dtype, torch.float32)).view(-1, 1, 1)
     if updates[0].numel() <= _FEW_ELEMENTS:

@@ -76,16 +76,22 @@ def processor_capabilities() -> Mapping[str, Any]:
 def matmul_precision(precision: str) -> Iterator[None]:
     """Return a context in which float32 products are TF32 under `"high"`, where there is, and else float32.
 
+    Products of float16 are added up in float32, also where a training allows its own to be added up in float16: squares
+    of Gram matrices leave its range.
+
     Args:
         precision: `"medium"`, `"high"` or `"highest"`.
     """
-    name = "high" if precision == "high" else "highest"
-    before = torch.get_float32_matmul_precision()
-    if before == name:
+    name, before = "high" if precision == "high" else "highest", torch.get_float32_matmul_precision()
+    cublas = torch.backends.cuda.matmul
+    narrow: bool = cublas.allow_fp16_accumulation
+    if before == name and not narrow:
         yield
         return
     torch.set_float32_matmul_precision(name)
+    cublas.allow_fp16_accumulation = False
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        cublas.allow_fp16_accumulation = narrow

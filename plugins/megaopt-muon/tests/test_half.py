@@ -14,6 +14,7 @@ from megaopt_muon.newton_schulz import iteration
 from megaopt_muon.newton_schulz.half import half_scale, iterate_half
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.pieces import execution
+from megaopt_muon.pieces.batches import batch_key
 from megaopt_muon.products import hopper
 from megaopt_muon.step.changes import Change, applied_together
 from megaopt_muon.step.elementwise import Decay
@@ -214,3 +215,10 @@ def test_the_step_of_a_gpu_is_few_calls_and_reads_nothing(monkeypatch, precision
     assert calls.products == {dtype}
     assert calls.launched <= 7 * len(params)
     assert optimizer.newton_schulz.workspace.nbytes == 0
+
+
+def test_matrices_of_a_cpu_are_in_no_batch_of_a_gpu():
+    """Nor are those of two GPUs in one."""
+    with FakeTensorMode():
+        updates = [torch.empty(4, 6, device=device) for device in ("cpu", "cuda:0", "cuda:1")]
+    assert len({batch_key((4, 6), update, narrow=False) for update in updates}) == 3

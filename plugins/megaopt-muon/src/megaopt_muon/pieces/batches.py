@@ -111,7 +111,7 @@ def batch_key(shape: tuple[int, ...], update: torch.Tensor, *, narrow: bool) -> 
         narrow: it is iterated in 16 bits on a processor.
     """
     if not narrow:
-        return "batch", shape, update.device.index or 0, update.dtype
+        return "batch", shape, update.device, update.dtype
     if _is_alone(shape):
         return "single", shape
     return "padded", _padded_shape(shape), shape[:-2]

@@ -14,7 +14,8 @@ from megaopt_muon.arguments import held_number, validate_numbers
 from megaopt_muon.loading import require_shape
 from megaopt_muon.moments import MOMENTS, Moment, validate_moment2_method
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.pieces.execution import merged, scales_of
+from megaopt_muon.pieces.execution import merged, merged_together, scales_of
+from megaopt_muon.products.precision import at_least_float32
 from megaopt_muon.step.changes import Change
 from megaopt_muon.step.local_step import gradient_of
 
@@ -226,6 +227,11 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         """
         return merged(self.newton_schulz, self.planner.plan(p), grad, self._active_book, scaled=False)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether no subclass orthogonalizes otherwise."""
+        return type(self).orthogonalize is TensorParallelAdaptiveMuon.orthogonalize
+
     @override
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
         return False  # second moments are measured on updates of full precision
@@ -236,10 +242,20 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
     ) -> Iterator[Change]:
         settings = {key: value for key, value in group.items() if key != "params"}
         book = self._active_book = self.books.of(group)
-        for index, (param, update) in enumerate(zip(params, updates, strict=True)):
-            plan = self.planner.plan(param)
+        plans = [self.planner.plan(param) for param in params]
+        together = [index for index, plan in enumerate(plans) if not plan.gather_first and self._is_plain]
+        found = merged_together(
+            self.newton_schulz,
+            [plans[index] for index in together],
+            [updates[index] for index in together],
+            book,
+            scaled=False,
+        )
+        made = dict(zip(together, found, strict=True))
+        for index, (param, plan, update) in enumerate(zip(params, plans, updates, strict=True)):
+            o = made.pop(index) if index in made else self.orthogonalize(param, update, **settings)
             change = self.moment.normalize(
-                self.orthogonalize(param, update, **settings).to(_wide(param.dtype)),
+                o.to(at_least_float32(param.dtype)),
                 self.state[param]["moment2_buffer"],
                 plan,
                 grad=gradient_of(param),
@@ -249,7 +265,3 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             )
             yield Change(index, None, change.mul_(scales_of(plan, param.device)))
         group["ns_plan"] = book.text
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -9,12 +9,13 @@ import torch
 
 from megaopt_core.errors import PluginError
 from megaopt_core.params import ParamInfo
-from megaopt_muon.adaptive import TensorParallelAdaptiveMuon, _wide
+from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.captured_step import groups_of
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.pieces.batches import is_single
 from megaopt_muon.pieces.execution import merged, orthogonalize_pieces, scales_of
 from megaopt_muon.pieces.plans import MatrixPlan
+from megaopt_muon.products.precision import at_least_float32
 from megaopt_muon.step.elementwise import squared_norm, subtract
 from megaopt_muon.step.local_step import decay_of, gradient_of
 
@@ -63,7 +64,7 @@ class MuonSplit:
         """
         inner = self.inner
         # Wide, as `subtract` computes: a narrow product would be rounded once more than in a whole step.
-        done = [torch.empty_like(update, dtype=_wide(update.dtype)) for update in updates]
+        done = [torch.empty_like(update, dtype=at_least_float32(update.dtype)) for update in updates]
         for number, group in enumerate(inner.param_groups):
             mine = [index for index, info in enumerate(infos) if info.group == number]
             plans, book = (
@@ -146,7 +147,7 @@ class AdaptiveMuonSplit(MuonSplit):
         """
         for update, info in zip(updates, infos, strict=True):
             shape = self.moment.state_shape(self.inner.planner.plan_whole(info))
-            zeros = torch.zeros(shape, dtype=_wide(update.dtype), device=update.device)
+            zeros = torch.zeros(shape, dtype=at_least_float32(update.dtype), device=update.device)
             self.transform_state[info.name] = {"moment2_buffer": zeros}
 
     def transform(self, updates: Sequence[torch.Tensor], infos: Sequence[ParamInfo]) -> list[torch.Tensor]:
@@ -165,7 +166,9 @@ class AdaptiveMuonSplit(MuonSplit):
         for update, info in zip(updates, infos, strict=True):
             group, plan = self.inner.param_groups[info.group], self.inner.planner.plan_whole(info)
             book = self.inner.books.of(group)
-            o = merged(self.inner.newton_schulz, plan, update, book, scaled=False).to(_wide(update.dtype))
+            o = merged(self.inner.newton_schulz, plan, update, book, scaled=False).to(
+                at_least_float32(update.dtype)
+            )
             group["ns_plan"] = book.text
             state = self.transform_state[info.name]["moment2_buffer"]
             change = self.moment.normalize(

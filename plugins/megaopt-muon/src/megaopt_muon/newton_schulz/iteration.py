@@ -27,7 +27,7 @@ from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.newton_schulz.whole import iterate_whole
 from megaopt_muon.products.hopper import kernel_share
 from megaopt_muon.products.panels import SymmetricMatrix
-from megaopt_muon.products.precision import compute_dtype, matmul_precision
+from megaopt_muon.products.precision import at_least_float32, compute_dtype, matmul_precision
 from megaopt_muon.products.symmetric import gram_matrix, is_one_product, is_tall, symmetric_product
 from megaopt_muon.products.workspace import Workspace
 
@@ -98,7 +98,7 @@ class NewtonSchulz:
         """
         with matmul_precision(self.precision):
             result = self.scaled(update, book, factor=factor)
-        wide = torch.promote_types(result.values.dtype, torch.float32)
+        wide = at_least_float32(result.values.dtype)
         return result.values.to(wide, copy=True, memory_format=torch.contiguous_format).mul_(result.scale)
 
     def scaled(
@@ -214,7 +214,7 @@ class NewtonSchulz:
         on_processor = update.device.type == "cpu"
         if on_processor and bool(good.all()):
             return result
-        wide = torch.empty(update.shape, dtype=_wide(update.dtype), device=update.device)
+        wide = torch.empty(update.shape, dtype=at_least_float32(update.dtype), device=update.device)
         normalized(update, wide, self.eps)
         values = result.values.to(wide.dtype, copy=on_processor)  # the iteration uses its memory again
         if on_processor:
@@ -227,7 +227,7 @@ class NewtonSchulz:
     def _have_settled(self, values: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Return `[*batch, 1, 1]`: whether matrices are of a norm that the coefficients allow, and finite."""
         most = largest_norm(self.coefficients, *values.shape[-2:])
-        wide = _wide(values.dtype)
+        wide = at_least_float32(values.dtype)
         if math.isinf(most):
             return values.sum(dim=(-2, -1), keepdim=True, dtype=wide).isfinite()
         # Adding up in more than 16 bits is what a processor does anyway, and faster where it is not asked for it.
@@ -301,7 +301,3 @@ class NewtonSchulz:
         values = gram.values
         m = self.workspace.take_symmetric("m", values.shape, values.dtype, values.device)
         return a, symmetric_product(gram, gram, m, factor=c, plus_left=b).values
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

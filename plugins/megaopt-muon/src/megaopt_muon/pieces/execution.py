@@ -13,7 +13,7 @@ from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.batches import Orthogonalized, batch_key, batched, padded
 from megaopt_muon.pieces.plans import MatrixPlan
-from megaopt_muon.products.precision import compute_dtype, matmul_precision
+from megaopt_muon.products.precision import at_least_float32, compute_dtype, matmul_precision
 from megaopt_muon.tensor_parallel.orthogonalize import (
     all_gather,
     orthogonalize_distributed,
@@ -21,7 +21,7 @@ from megaopt_muon.tensor_parallel.orthogonalize import (
     own_part,
 )
 
-__all__ = ["merged", "orthogonalize_pieces", "scales_of"]
+__all__ = ["merged", "merged_together", "orthogonalize_pieces", "scales_of"]
 
 
 def orthogonalize_pieces(
@@ -118,19 +118,43 @@ def merged(
     if plan.gather_first:
         assert plan.cut is not None  # noqa: S101 - gathering needs a cut
         source = all_gather(update, plan.cut.group, plan.cut.stored_dim)
-    scales = plan.scales if scaled else (1.0,) * len(plan.scales)
-    local = evolve(plan, scales=scales, cut=None if plan.gather_first else plan.cut, gather_first=False)
-    out = torch.empty(
-        source.shape, dtype=torch.promote_types(update.dtype, torch.float32), device=update.device
-    )
-    for _, number, o in orthogonalize_pieces(ns, [local], [source], book):
-        window = plan.pieces[number].window(out)
-        window.copy_(plan.pieces[number].fold(o.values))
-        if o.scale != 1.0:
-            window.mul_(o.scale)
+    whole = evolve(plan, cut=None, gather_first=False) if plan.gather_first else plan
+    (out,) = merged_together(ns, [whole], [source], book, scaled=scaled)
     if plan.gather_first and plan.cut is not None:
         return own_part(out, plan.cut.group, plan.cut.stored_dim)
     return out
+
+
+def merged_together(
+    ns: NewtonSchulz,
+    plans: Sequence[MatrixPlan],
+    updates: Sequence[torch.Tensor],
+    book: MethodBook | None = None,
+    *,
+    scaled: bool,
+) -> list[torch.Tensor]:
+    """Return the orthogonalized updates of many parameters as new tensors of their stored shapes.
+
+    Args:
+        ns: how to orthogonalize.
+        plans: what each parameter consists of; none of them gathers first.
+        updates: one per plan, of the parameter's stored shape.
+        book: the methods to take; None: those of `ns`.
+        scaled: times the plans' scales.
+    """
+    if not scaled:
+        plans = [evolve(plan, scales=(1.0,) * len(plan.scales)) for plan in plans]
+    found = [
+        torch.empty(update.shape, dtype=at_least_float32(update.dtype), device=update.device)
+        for update in updates
+    ]
+    for index, number, o in orthogonalize_pieces(ns, plans, updates, book):
+        piece = plans[index].pieces[number]
+        window = piece.window(found[index])
+        window.copy_(piece.fold(o.values))
+        if o.scale != 1.0:
+            window.mul_(o.scale)
+    return found
 
 
 def scales_of(plan: MatrixPlan, device: torch.device) -> float | torch.Tensor:

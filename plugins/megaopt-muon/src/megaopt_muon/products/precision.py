@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
+    "at_least_float32",
     "compute_dtype",
     "has_matrix_units",
     "matmul_precision",
@@ -70,6 +71,19 @@ def processor_capabilities() -> Mapping[str, Any]:
     """Return what torch tells of the processor; nothing where it is too old to be asked."""
     ask = getattr(torch.cpu, "get_capabilities", None)
     return ask() if ask is not None else {}
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype, or float32 in the place of a narrower one.
+
+    Args:
+        dtype: a floating-point dtype.
+
+    Example:
+        >>> at_least_float32(torch.bfloat16), at_least_float32(torch.float64)
+        (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
 
 
 @contextmanager

@@ -582,3 +582,14 @@ def test_nothing_is_collected_during_a_capture() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_tensors_that_consist_of_others_are_kept() -> None:
+    """Such as those of quantized states, which have no memory of their own: what a graph reads of them stays."""
+    from megaopt_device.graphs.static import _Touched
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    state, plain = TwoTensor(torch.ones(2), torch.ones(2)), torch.ones(2)
+    with _Touched() as touched:
+        (state * 2.0).add_(plain)
+    assert {id(state), id(plain)} <= touched.tensors.keys()

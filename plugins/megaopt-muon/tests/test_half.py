@@ -16,6 +16,7 @@ from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.pieces import execution
 from megaopt_muon.pieces.batches import batch_key
 from megaopt_muon.products import hopper
+from megaopt_muon.products.symmetric import whole_symmetric
 from megaopt_muon.step.changes import Change, applied_together
 from megaopt_muon.step.elementwise import Decay
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -101,11 +102,41 @@ def test_what_is_chosen_stays():
     assert book.half_runs_of(512, 4096, 1.0) == (2, 3)
     assert book.text == "512x4096:gram 768x3072:plain"
     with pytest.warns(UserWarning, match="takes the place"):
-        book = MethodBook("gram", SIMPLE, "768x3072:plain", narrow=False)
+        book = MethodBook("gram", SIMPLE, "768x3072:plain", narrow=False, half=True)
     assert book.half_runs_of(768, 3072, 1.0) == (2, 3)
     steep = MethodBook("auto", resolve_coefficients("polar_express", 5), "768x3072:gram", narrow=False)
     with pytest.warns(UserWarning, match="768x3072"):
         assert steep.half_runs_of(768, 3072, 1.0) == (1, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_a_forced_method_that_is_stored_is_no_news(steps):
+    """A resume warns of nothing that stays as it is, whatever the number of steps."""
+    triples = resolve_coefficients("simple", steps)
+    before = MethodBook("gram", triples, narrow=False, half=True)
+    before.half_runs_of(600, 1400, 1.0)
+    assert MethodBook("gram", triples, before.text, narrow=False, half=True).text == before.text
+
+
+@pytest.mark.parametrize("coefficients", ["simple", "quintic"])
+@pytest.mark.parametrize("size", [8, 200])
+@pytest.mark.parametrize("runs", [(1, 1, 1, 1, 1), (2, 3)])
+def test_no_part_of_a_product_leaves_the_range(monkeypatch, coefficients, size, runs):
+    """Of one singular value along an axis, whose squares are largest: libraries keep parts of sums in float16."""
+    from megaopt_muon.newton_schulz import half
+
+    largest = []
+
+    def product(left: torch.Tensor, right: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        largest.append(float((left.float() @ right.float()).abs().max()))
+        return whole_symmetric(left, right, **kwargs)
+
+    monkeypatch.setattr(half, "whole_symmetric", product)
+    update = torch.zeros(size, 2 * size)
+    update[0, 0] = 1.0
+    update += 1e-4 * torch.randn(update.shape, generator=torch.Generator().manual_seed(0))
+    in_float16(update, resolve_coefficients(coefficients, 5), runs)
+    assert max(largest) < torch.finfo(torch.float16).max
 
 
 @pytest.fixture
@@ -222,3 +253,24 @@ def test_matrices_of_a_cpu_are_in_no_batch_of_a_gpu():
     with FakeTensorMode():
         updates = [torch.empty(4, 6, device=device) for device in ("cpu", "cuda:0", "cuda:1")]
     assert len({batch_key((4, 6), update, narrow=False) for update in updates}) == 3
+
+
+def test_what_a_subclass_does_to_one_parameter_goes_before_the_next():
+    """On a GPU as on a CPU: its hooks may keep what it found when it orthogonalized."""
+    told = []
+
+    class Talking(TensorParallelMuon):
+        def orthogonalize(self, p: torch.Tensor, grad: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            told.append("orthogonalize")
+            return super().orthogonalize(p, grad, **kwargs)
+
+        def post_weight_update_fn_inplace(self, p: torch.Tensor) -> None:
+            told.append("applied")
+
+    with FakeTensorMode():
+        params = [torch.nn.Parameter(torch.empty(8, 8, device="cuda")) for _ in range(2)]
+        optimizer = Talking(params, 0.1, fp32_matmul_prec="highest")
+        for param in params:
+            param.grad = torch.empty_like(param)
+        optimizer.step()
+    assert told == ["orthogonalize", "applied"] * 2

@@ -106,3 +106,11 @@ def test_complex_gradients_are_unscaled_and_checked(bad) -> None:
     assert torch.equal(torch.view_as_real(shown.resolve_conj()).nan_to_num(), expected.nan_to_num())
     assert plain.tolist() == [0.5, 0.5]
     assert bool(flag.item()) is (bad is not None)
+
+
+@pytest.mark.parametrize("numel", [0, 1, 10, 1000, 5000])
+def test_what_underflows_in_fp32_is_squared_in_float64_where_the_range_is_exact(numel: int) -> None:
+    """Also where every square is below the least number of fp32, and where there is nothing but zeros."""
+    grads = [torch.full((numel,), 1e-25), torch.zeros(3000)]
+    squares = sum_of_squares(grads, CPU, exact_range=True)
+    assert squares.item() == pytest.approx(numel * 1e-50, rel=1e-6)

@@ -361,10 +361,9 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
     ) -> None:
         """Subtract what was transformed, times the learning rate: element by element."""
         workspace, decays = self.newton_schulz.workspace, self._late_decays(group, params)
-        on_device = all(
-            param.device.type != "cpu" for param in params
-        )  # a CPU uses the memory of a change again
-        if on_device and not isinstance(group["lr"], torch.Tensor):
+        # A CPU uses the memory of a change again, and what a subclass does to one parameter goes before the next.
+        together = all(param.device.type != "cpu" for param in params) and not self._is_customized()
+        if together and not isinstance(group["lr"], torch.Tensor):
             changes = applied_together(changes, params, group["lr"], decays)
         for change in changes:
             param = params[change.index]

@@ -33,23 +33,28 @@ class _Touched(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.tensors: dict[int, torch.Tensor] = {}
-        self._made: set[int] = set()
+        self._made: set[int | None] = set()
 
     @override
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = {_address(tensor): tensor for tensor in tensors_in((args, kwargs or {}))}
-        for address in given.keys() - self._made:
-            self.tensors.setdefault(id(given[address]), given[address])
+        given = list(tensors_in((args, kwargs or {})))
+        for tensor in given:
+            if _address(tensor) not in self._made:
+                self.tensors.setdefault(id(tensor), tensor)
         result = func(*args, **(kwargs or {}))
         new = {_address(tensor) for tensor in tensors_in(result) if tensor.device.type != "cpu"}
-        self._made |= new - given.keys()
+        self._made |= new - {None, *map(_address, given)}
         return result
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _address(tensor: torch.Tensor) -> int | None:
+    """Return where a tensor's memory begins; None of one that consists of others."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return None
 
 
 @define(eq=False)

@@ -56,7 +56,10 @@ class GroupBooks:
         if known is None or known.text != text:
             ns, params = self._ns, group["params"]
             narrow, relaxed = _narrow_and_relaxed(ns, params[0]) if params else (False, False)
-            known = MethodBook(ns.method, ns.coefficients, text, self._rates, narrow=narrow, relaxed=relaxed)
+            half = bool(params) and ns.is_half(params[0].device)
+            known = MethodBook(
+                ns.method, ns.coefficients, text, self._rates, narrow=narrow, relaxed=relaxed, half=half
+            )
             self._books[id(group)] = known
             group["ns_plan"] = known.text
         return known

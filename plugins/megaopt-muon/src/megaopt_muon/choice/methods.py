@@ -73,6 +73,7 @@ class MethodBook:
         rates: of operations on matrices of so many rows.
         narrow: the group's matrices are of 16 bits, on a processor.
         relaxed: float32 stands in for bfloat16.
+        half: the group's matrices are iterated in float16.
 
     Example:
         >>> book = MethodBook("auto", ((3.4445, -4.775, 2.0315),) * 5, "512x4096:gram")
@@ -89,6 +90,7 @@ class MethodBook:
         *,
         narrow: bool = True,
         relaxed: bool = False,
+        half: bool = False,
     ) -> None:
         self._method = method
         self._rates = rates
@@ -96,13 +98,13 @@ class MethodBook:
         self._chosen = parsed_plan(text)
         self._tried: set[tuple[int, int]] = set()
         if method != "auto":
-            self._force(narrow=narrow, relaxed=relaxed)
+            self._force(narrow=narrow, relaxed=relaxed, half=half)
             return
         for shape, name in list(self._chosen.items()):
             if narrow and name == "gram" and whole_runs(coefficients) == (1,) * len(coefficients):
                 self._give_up(shape)
 
-    def _force(self, *, narrow: bool, relaxed: bool) -> None:
+    def _force(self, *, narrow: bool, relaxed: bool, half: bool) -> None:
         """Put the method that the user forces in the place of all that are stored."""
         stored, coefficients = dict(self._chosen), self._coefficients
         dtype = torch.float32 if relaxed else torch.bfloat16
@@ -112,6 +114,9 @@ class MethodBook:
         for shape in stored:
             if narrow:
                 self._chosen[shape] = choose_method(self._method, coefficients, *shape, self._rates)
+            elif half:
+                single = set(half_runs(self._method, coefficients, *shape)) <= {1}
+                self._chosen[shape] = "plain" if single else "gram"
             else:
                 self._chosen[shape] = "gram" if runs else "plain"
         changed = {shape: name for shape, name in stored.items() if name != self._chosen[shape]}

@@ -141,10 +141,18 @@ class NewtonSchulz:
         normalized(update, x, self.eps)
         return self.finite(Scaled(self.iterate(x, tall=is_tall(x), book=book)), update).times(factor)
 
+    def is_half(self, device: torch.device) -> bool:
+        """Return whether matrices are iterated in float16: on an accelerator, where nothing can blow up.
+
+        Args:
+            device: where they are.
+        """
+        return device.type != "cpu" and self.precision == "medium" and are_tame(self.coefficients)
+
     def half_runs(
         self, shape: Sequence[int], device: torch.device, book: MethodBook | None
     ) -> tuple[int, ...]:
-        """Return the runs of matrices that are iterated in float16: on an accelerator, where nothing can blow up.
+        """Return the runs of matrices that are iterated in float16.
 
         Args:
             shape: `[*batch, rows, columns]`.
@@ -154,7 +162,7 @@ class NewtonSchulz:
         Returns:
             How many steps each run has; nothing where matrices are iterated in another dtype.
         """
-        if device.type == "cpu" or self.precision != "medium" or not are_tame(self.coefficients):
+        if not self.is_half(device):
             return ()
         small, large = sorted(shape[-2:])
         return (book or self.book).half_runs_of(small, large, kernel_share(device))

@@ -52,7 +52,8 @@ def batch_limit(rows: int, columns: int, device: torch.device) -> int:
     """Return how many matrices of one shape, of 32 or 64 bits on a processor, are worth iterating together.
 
     On a CPU batching saves calls, which counts for small matrices only; on an accelerator it also fills the device, and
-    is limited by memory alone. The result of a matrix does not depend on which others are in its batch.
+    is limited by memory alone. On a CPU the result of a matrix does not depend on which others are in its batch; on an
+    accelerator, whose library takes other kernels for other batches, it does within rounding.
 
     Args:
         rows: of each matrix.

@@ -186,12 +186,11 @@ def compared(
         for name, value in ratios.items()
         if value < goals.get(name, goals.get("", 0.0))
     }
-    lists = {name: list(values) for name, values in times.items()}
     return {
         "median_ms": {name: round(1e3 * statistics.median(values), 4) for name, values in times.items()},
         "speedup_over": {name: round(value, 4) for name, value in ratios.items()},
         "interval_95": {
-            name: [round(end, 4) for end in median_interval(lists, name, ours).values()] for name in ratios
+            name: [round(end, 4) for end in median_interval(times, name, ours).values()] for name in ratios
         },
         "missed": missed,
         "skipped": dict(skipped),

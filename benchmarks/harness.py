@@ -7,7 +7,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def ratio(times: Mapping[str, list[float]], above: str, below: str) -> dict[str,
     return quartiles([a / b for a, b in zip(times[above], times[below], strict=True)])
 
 
-def median_interval(times: Mapping[str, list[float]], above: str, below: str) -> dict[str, float]:
+def median_interval(times: Mapping[str, Sequence[float]], above: str, below: str) -> dict[str, float]:
     """Return an interval that holds the median of the ratio of two candidates' times with 95 percent.
 
     Its ends are order statistics: nothing is assumed of how times are spread.

@@ -79,9 +79,8 @@ def test_a_step_is_that_of_a_cpu(device, precision, cautious):
                 param.grad = torch.randn(shape, generator=chance).to(param.device)
             optimizer.step()
         runs.append({str(index): param.detach().double().cpu() for index, param in enumerate(tensors)})
-    flips = (
-        0.02 * 0.1 if cautious else 0.0
-    )  # where an update is nearly 0, one of them may decay what the other does not
+    # Where an update is nearly 0, one of them may decay what the other does not.
+    flips = 0.02 * 0.1 if cautious else 0.0
     assert relative(*runs) <= flips + (1e-4 if precision == "highest" else 2e-3)
 
 

@@ -59,7 +59,7 @@ def _norms_of_rows(flat: torch.Tensor, *, exact_range: bool = False) -> list[tor
     With `exact_range`, the norm in float64 where squares may have left the range of fp32, to either side: it takes a
     processor five times as long.
     """
-    if exact_range and not is_read_freely(flat.device):
+    if exact_range and (flat.numel() <= _ROW or not is_read_freely(flat.device)):
         return [torch.linalg.vector_norm(flat, dtype=wide_dtype(flat.device)).view(1)]
     dtype = _accumulation_dtype(flat)
     whole = flat.numel() // _ROW * _ROW

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from megaopt_core.errors import ConfigurationError
+from megaopt_muon.products.precision import at_least_float32
 
 if TYPE_CHECKING:
     from megaopt_muon.pieces.plans import MatrixPlan
@@ -70,7 +71,7 @@ class Moment(ABC):
         Args:
             dtype: of the parameter.
         """
-        return torch.promote_types(dtype, torch.float32)
+        return at_least_float32(dtype)
 
     @abstractmethod
     def normalize(

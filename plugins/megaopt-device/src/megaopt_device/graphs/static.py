@@ -39,13 +39,15 @@ class _Touched(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = list(tensors_in((args, kwargs or {})))
-        for tensor in given:
-            if _address(tensor) not in self._made:
+        given: set[int | None] = {None}
+        for tensor in tensors_in((args, kwargs or {})):
+            address = _address(tensor)
+            given.add(address)
+            if address not in self._made:
                 self.tensors.setdefault(id(tensor), tensor)
         result = func(*args, **(kwargs or {}))
         new = {_address(tensor) for tensor in tensors_in(result) if tensor.device.type != "cpu"}
-        self._made |= new - {None, *map(_address, given)}
+        self._made |= new - given
         return result
 
 

@@ -55,11 +55,8 @@ class GroupBooks:
         known = self._books.get(id(group))
         if known is None or known.text != text:
             ns, params = self._ns, group["params"]
-            narrow, relaxed = _narrow_and_relaxed(ns, params[0]) if params else (False, False)
-            half = bool(params) and ns.is_half(params[0].device)
-            known = MethodBook(
-                ns.method, ns.coefficients, text, self._rates, narrow=narrow, relaxed=relaxed, half=half
-            )
+            kind = _kind_of(ns, params[0]) if params else {"narrow": False}
+            known = MethodBook(ns.method, ns.coefficients, text, self._rates, **kind)
             self._books[id(group)] = known
             group["ns_plan"] = known.text
         return known
@@ -79,7 +76,11 @@ class GroupBooks:
             self._books.clear()
 
 
-def _narrow_and_relaxed(ns: NewtonSchulz, param: torch.Tensor) -> tuple[bool, bool]:
-    """Return whether matrices go in whole products of 16 bits, and whether float32 stands in for bfloat16."""
+def _kind_of(ns: NewtonSchulz, param: torch.Tensor) -> dict[str, bool]:
+    """Return whether matrices go in 16 bits on a processor, in float32 for bfloat16, or in float16 elsewhere."""
     dtype = compute_dtype(ns.precision, param.dtype, param.device)
-    return is_narrow(dtype, param.device), ns.stands_in(dtype)
+    return {
+        "narrow": is_narrow(dtype, param.device),
+        "relaxed": ns.stands_in(dtype),
+        "half": ns.is_half(param.device),
+    }

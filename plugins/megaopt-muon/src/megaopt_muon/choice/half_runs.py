@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from megaopt_muon.choice.schedule import is_gentle_step
+from megaopt_muon.choice.schedule import cost_of_runs, is_gentle_step
 
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
@@ -22,9 +22,6 @@ _SMALLEST: Final = 512
 _FIRST, _LATER = 2, 3
 """Steps of a run in float16. With the three first the error is up to that of the plain iteration in bfloat16, so up to
 0.7 of that."""
-
-_ADDEND: Final = 0.15
-"""What a product takes longer that reads an addend, as one of each step does, on an H100."""
 
 
 @lru_cache(maxsize=4096)
@@ -56,10 +53,4 @@ def half_runs(
         return runs
     if small < _SMALLEST:
         return single
-    aspect = large / small
-
-    def cost(lengths: tuple[int, ...]) -> float:
-        products = sum(4 * length - 3 for length in lengths) + steps * _ADDEND
-        return len(lengths) * (share + 1.0) * aspect + products * share
-
-    return min(runs, single, key=cost)
+    return min(runs, single, key=lambda lengths: cost_of_runs(lengths, share, large / small))

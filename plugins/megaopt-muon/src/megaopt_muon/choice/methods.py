@@ -172,10 +172,10 @@ class MethodBook:
         shape = small, large
         if shape not in self._tried:
             self._tried.add(shape)
-            stored, method = self._chosen.get(shape), self._method
-            if method == "auto":
-                method = {"plain": "standard", "gram": "runs"}.get(stored or "", method)
-            blocks = plan_blocks(method, self._coefficients, *shape, device, dtype, best, relaxed=relaxed)
+            stored = self._chosen.get(shape)
+            blocks = plan_blocks(
+                self._asked(stored), self._coefficients, *shape, device, dtype, best, relaxed=relaxed
+            )
             single = set(blocks) == {1}
             if stored == "gram" and single and self._method == "auto":
                 self._give_up(shape)
@@ -183,6 +183,12 @@ class MethodBook:
         if self._method != "auto":
             return self._method
         return "standard" if self._chosen[shape] == "plain" else "runs"
+
+    def _asked(self, stored: str | None) -> str:
+        """Return the method that a shape is to be iterated by, where one is stored or forced, else `"auto"`."""
+        if self._method != "auto":
+            return self._method
+        return {"plain": "standard", "gram": "runs"}.get(stored or "", "auto")
 
     def half_runs_of(self, small: int, large: int, share: float) -> tuple[int, ...]:
         """Return the runs of a shape that is iterated in float16.
@@ -193,10 +199,8 @@ class MethodBook:
             share: the part of a whole product's time that a symmetric one takes.
         """
         shape = small, large
-        stored, method = self._chosen.get(shape), self._method
-        if method == "auto":
-            method = {"plain": "standard", "gram": "runs"}.get(stored or "", method)
-        runs = half_runs(method, self._coefficients, small, large, share)
+        stored = self._chosen.get(shape)
+        runs = half_runs(self._asked(stored), self._coefficients, small, large, share)
         single = set(runs) <= {1}
         if stored == "gram" and single and self._method == "auto":
             self._give_up(shape)

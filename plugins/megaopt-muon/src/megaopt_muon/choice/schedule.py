@@ -28,6 +28,7 @@ __all__ = [
     "are_gentle",
     "are_measured",
     "are_tame",
+    "cost_of_runs",
     "is_gentle_step",
     "largest_norm",
     "longest_blocks",
@@ -111,7 +112,7 @@ def plan_blocks(
         return standard  # products of so small matrices take no longer than what goes on around them
     share, aspect = symmetric_share(small, dtype, device), large / small
     blocks = longest_blocks(coefficients, dtype, spectrum, relaxed=relaxed)
-    return min(standard, blocks, key=lambda lengths: _cost(lengths, share, aspect))
+    return min(standard, blocks, key=lambda lengths: cost_of_runs(lengths, share, aspect))
 
 
 def longest_blocks(
@@ -301,7 +302,13 @@ def is_gentle_step(a: float, b: float, c: float) -> bool:
     return 1.0 <= a <= 4.1 and -7.1 <= b <= 0.0 and 0.0 <= c <= 3.0
 
 
-def _cost(lengths: tuple[int, ...], share: float, aspect: float) -> float:
-    """Return the work in units of one product of small matrices."""
+def cost_of_runs(lengths: tuple[int, ...], share: float, aspect: float) -> float:
+    """Return the work of an iteration in runs, in units of one product of small matrices.
+
+    Args:
+        lengths: steps of each run; a run of one is a single step.
+        share: the part of a whole product's time that a symmetric one takes.
+        aspect: of the matrix.
+    """
     small = sum(4 * length - 3 for length in lengths)
     return share * small + (share + 1.0) * aspect * len(lengths)

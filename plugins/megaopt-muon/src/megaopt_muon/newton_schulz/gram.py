@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from megaopt_muon.products.panels import SymmetricMatrix
+from megaopt_muon.products.precision import at_least_float32
 from megaopt_muon.products.symmetric import Scalar, symmetric_product
 from megaopt_muon.products.workspace import Workspace
 
@@ -95,7 +96,7 @@ def center(matrix: torch.Tensor) -> Scalar:
         return mean
     means = diagonal.mean(dim=-1, keepdim=True)
     diagonal.sub_(means)
-    return means.unsqueeze(-1).to(torch.promote_types(matrix.dtype, torch.float32))
+    return means.unsqueeze(-1).to(at_least_float32(matrix.dtype))
 
 
 def scaled_product(

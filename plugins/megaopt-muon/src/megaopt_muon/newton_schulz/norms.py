@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from megaopt_muon.newton_schulz.scaled import Scaled, squared_norm
+from megaopt_muon.products.precision import at_least_float32
 from megaopt_muon.products.workspace import Workspace
 
 __all__ = [
@@ -72,7 +73,7 @@ def normalized(
     norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=dtype).clamp_min_(eps)
     norms.div_(size)
     update, norms = within_range(update, norms)
-    return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
+    return torch.div(update, norms.to(at_least_float32(update.dtype)), out=out)
 
 
 def _widest(device: torch.device) -> torch.dtype:
@@ -134,7 +135,7 @@ def _normalized_with_few_calls(
     dtype = _widest(updates[0].device)
     norms = torch.stack(torch._foreach_norm(list(updates), 2, dtype)).clamp_min_(eps)
     norms.div_(size)
-    divisors = norms.to(torch.promote_types(updates[0].dtype, torch.float32)).view(-1, 1, 1)
+    divisors = norms.to(at_least_float32(updates[0].dtype)).view(-1, 1, 1)
     if updates[0].numel() <= _FEW_ELEMENTS:
         torch.div(torch.stack(list(updates)), divisors, out=out)
         return

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from attrs import frozen
 
+from megaopt_muon.products.precision import at_least_float32
+
 if TYPE_CHECKING:
     from megaopt_muon.products.workspace import Workspace
 
@@ -120,7 +122,7 @@ def subtract(
         workspace: where pieces live.
         decay: weight decay, which comes before; None for none.
     """
-    dtype = torch.promote_types(target.dtype, torch.float32)  # bfloat16 would round the learning rate too
+    dtype = at_least_float32(target.dtype)  # bfloat16 would round the learning rate too
     as_it_is = update.dtype is dtype and scale == 1.0 and not isinstance(lr, torch.Tensor)
     for part, change in _rows(target, update):
         wide = change

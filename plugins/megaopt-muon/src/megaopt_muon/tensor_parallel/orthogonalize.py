@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megaopt_muon.choice.schedule import are_tame, largest_norm
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.norms import within_range
-from megaopt_muon.products.precision import compute_dtype, matmul_precision
+from megaopt_muon.products.precision import at_least_float32, compute_dtype, matmul_precision
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,7 +60,7 @@ def all_reduce_sum(tensor: torch.Tensor, group: ProcessGroup) -> None:
         tensor: of any strides.
         group: the ranks.
     """
-    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).contiguous()
+    wide = tensor.to(at_least_float32(tensor.dtype)).contiguous()
     dist.all_reduce(wide, group=group)
     if wide is not tensor:
         tensor.copy_(wide)
@@ -111,7 +111,7 @@ def orthogonalize_distributed(
     if ns.precision == "medium" and part.device.type == "cpu" and sums[-1].item() > 0:
         dtype = torch.float32
     part, norm = within_range(part, sums[:-1].view_as(norms).sqrt().clamp_min_(ns.eps))
-    norm = norm.to(torch.promote_types(part.dtype, torch.float32))
+    norm = norm.to(at_least_float32(part.dtype))
     x = torch.empty(part.shape, dtype=dtype, device=part.device)
     torch.div(part, norm, out=x)
     iterate = partial(ns.iterate, tall=dim == 0, reduce=lambda gram: all_reduce_sum(gram, group))

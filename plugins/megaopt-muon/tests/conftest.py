@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megaopt_muon.choice import books
 from megaopt_muon.products import precision
+from megaopt_muon.products.onednn import is_multiplied
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -124,3 +126,17 @@ def in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Precision medium computes in float32, as where the processor cannot multiply bfloat16."""
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
+
+
+@pytest.fixture
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take oneDNN to multiply float32 faster than torch's own library, whatever processor this is."""
+    if not is_multiplied(256, torch.float32, torch.device("cpu")):
+        pytest.skip("this torch has no products of oneDNN's in float32")
+    monkeypatch.setattr(books, "current_share", lambda _: 0.5)
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take torch's own library to multiply float32 as fast as oneDNN, whatever processor this is."""
+    monkeypatch.setattr(books, "current_share", lambda _: 1.0)

@@ -171,6 +171,7 @@ def test_a_plan_that_cannot_run_is_said():
 @pytest.mark.parametrize(
     ("plan", "blocks"), [("", "runs"), ("256x512:plain", "standard"), ("256x512:gram", "runs")]
 )
+@pytest.mark.usefixtures("by_torch")
 def test_float32_has_a_plan(monkeypatch, plan, blocks):
     """Also where the iteration runs in float32: a group says how, and takes what a checkpoint brought."""
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
@@ -222,7 +223,7 @@ def test_a_resume_takes_the_plan_of_the_checkpoint(monkeypatch, plan):
     assert torch.equal(resumed, straight)
 
 
-@pytest.mark.usefixtures("no_file")
+@pytest.mark.usefixtures("no_file", "by_torch")
 @pytest.mark.parametrize("bfloat16", [True, False])
 @pytest.mark.parametrize("precision_asked", ["medium", "highest"])
 @pytest.mark.parametrize(("stored", "forced"), [("gram", "standard"), ("standard", "gram")])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, override
 from attrs import asdict
 
 from megaopt_core.parallel import communicates
-from megaopt_muon.choice.calibration import current_rates, nearest, rates_of_first_rank
+from megaopt_muon.choice.calibration import current_rates, current_share, nearest, rates_of_first_rank
 from megaopt_muon.choice.methods import MethodBook, is_narrow, parsed_plan
 from megaopt_muon.products.precision import compute_dtype
 
@@ -38,6 +38,7 @@ class GroupBooks:
         self._ns = ns
         self._books: dict[int, MethodBook] = {}
         self._rates: Callable[[int], Rates] = current_rates
+        self._share: Callable[[int], float] = current_share
         parsed_plan(text)  # an error in it is the constructor's
 
     @override
@@ -56,7 +57,7 @@ class GroupBooks:
         if known is None or known.text != text:
             ns, params = self._ns, group["params"]
             kind = _kind_of(ns, params[0]) if params else {"narrow": False}
-            known = MethodBook(ns.method, ns.coefficients, text, self._rates, **kind)
+            known = MethodBook(ns.method, ns.coefficients, text, self._rates, share=self._share, **kind)
             self._books[id(group)] = known
             group["ns_plan"] = known.text
         return known
@@ -72,7 +73,8 @@ class GroupBooks:
             RoutingError: it does so on another rank.
         """
         if any(communicates(group) for group in asdict(pg_collection, recurse=False).values()):
-            self._rates = partial(nearest, rates_of_first_rank(pg_collection))
+            self._rates = agreed = partial(nearest, rates_of_first_rank(pg_collection))
+            self._share = lambda small: agreed(small).onednn
             self._books.clear()
 
 

@@ -16,6 +16,7 @@ from attrs import asdict
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.parallel import agree_over_ranks
+from megaopt_muon.choice.onednn_share import probed_share
 from megaopt_muon.choice.rates import DEFAULT, Rates, calibrated, probe, processor_kind
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = [
     "VARIABLE",
     "calibration_path",
     "current_rates",
+    "current_share",
     "nearest",
     "rates_of_first_rank",
     "stored_rates",
@@ -147,13 +149,29 @@ def current_rates(small: int) -> Rates:
     Raises:
         ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
     """
+    return _known(small) or _probed(torch.get_num_threads())
+
+
+def current_share(small: int) -> float:
+    """Return which part of the time of torch's own products in float32 oneDNN's take, on the same terms.
+
+    Args:
+        small: the smaller dimension of the matrix.
+
+    Raises:
+        ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
+    """
+    known = _known(small)
+    return probed_share(small) if known is None else known.onednn
+
+
+def _known(small: int) -> Rates | None:
+    """Return what is stored, or assumed where nothing may be measured; None where it is to be measured."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     stored = stored_rates() if not several or os.environ.get(VARIABLE) else ()
     if stored:
         return nearest(stored, small)
-    if several or torch.are_deterministic_algorithms_enabled():
-        return DEFAULT
-    return _probed(torch.get_num_threads())
+    return DEFAULT if several or torch.are_deterministic_algorithms_enabled() else None
 
 
 def nearest(known: Sequence[Rates], small: int) -> Rates:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_muon.choice.calibration import current_rates
+from megaopt_muon.choice.calibration import current_rates, current_share
 from megaopt_muon.choice.half_runs import half_runs
 from megaopt_muon.choice.schedule import Spectrum, longest_blocks, plan_blocks, whole_runs
+from megaopt_muon.products.onednn import is_multiplied
 
 if TYPE_CHECKING:
     from megaopt_muon.choice.rates import Rates
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow", "joined_plans", "parsed_plan"]
 
-METHODS: Final = ("plain", "gram")
-"""`plain`: step by step. `gram`: runs of steps on the Gram matrix, where the spectrum allows."""
+_ONEDNN: Final = "+onednn"
+
+METHODS: Final = ("plain", "gram", f"plain{_ONEDNN}", f"gram{_ONEDNN}")
+"""`plain`: step by step. `gram`: runs of steps on the Gram matrix, where the spectrum allows. `+onednn`: in float32, in
+products of oneDNN's."""
 
 _ITEM: Final = re.compile(
-    rf"(?P<small>[0-9]{{1,18}})x(?P<large>[0-9]{{1,18}}):(?P<method>{'|'.join(METHODS)})"
+    rf"(?P<small>[0-9]{{1,18}})x(?P<large>[0-9]{{1,18}}):(?P<method>{'|'.join(map(re.escape, METHODS))})"
 )
 
 _MOST_ELEMENTS: Final = 1 << 48
 """Of a matrix: more than any memory holds."""
 
 _MARGIN: Final = 0.9
-"""Part of the plain iteration's time that another must stay below to be taken."""
+"""Part of the plain iteration's time, or of torch's own products', that another must stay below to be taken."""
 
 _SMALLEST: Final = 160
 """Rows from which on the norm of a Gram matrix can tell that no singular value stands out."""
@@ -74,6 +78,7 @@ class MethodBook:
         narrow: the group's matrices are of 16 bits, on a processor.
         relaxed: float32 stands in for bfloat16.
         half: the group's matrices are iterated in float16.
+        share: of the time of torch's own products in float32 that oneDNN's take, with matrices of so many rows.
 
     Example:
         >>> book = MethodBook("auto", ((3.4445, -4.775, 2.0315),) * 5, "512x4096:gram")
@@ -91,12 +96,17 @@ class MethodBook:
         narrow: bool = True,
         relaxed: bool = False,
         half: bool = False,
+        share: Callable[[int], float] = current_share,
     ) -> None:
         self._method = method
-        self._rates = rates
+        self._rates, self._share = rates, share
         self._coefficients = coefficients
         self._chosen = parsed_plan(text)
         self._tried: set[tuple[int, int]] = set()
+        self._onednn: dict[tuple[int, int], bool] = {}
+        if narrow or half:
+            for shape in [shape for shape, name in self._chosen.items() if name.endswith(_ONEDNN)]:
+                self._do_without_onednn(shape)
         if method != "auto":
             self._force(narrow=narrow, relaxed=relaxed, half=half)
             return
@@ -111,19 +121,20 @@ class MethodBook:
         # Whether any steps are run together does not depend on the singular values.
         blocks = longest_blocks(coefficients, dtype, Spectrum.UNKNOWN, relaxed=relaxed)
         runs = self._method == "gram" and set(blocks) != {1}
-        for shape in stored:
+        for shape, before in stored.items():
             if narrow:
                 self._chosen[shape] = choose_method(self._method, coefficients, *shape, self._rates)
             elif half:
                 single = set(half_runs(self._method, coefficients, *shape)) <= {1}
                 self._chosen[shape] = "plain" if single else "gram"
             else:
-                self._chosen[shape] = "gram" if runs else "plain"
+                library = _ONEDNN if before.endswith(_ONEDNN) else ""
+                self._chosen[shape] = ("gram" if runs else "plain") + library
         changed = {shape: name for shape, name in stored.items() if name != self._chosen[shape]}
         if changed:
-            now, before = _written(self._chosen, changed), _written(changed)
+            now, instead = _written(self._chosen, changed), _written(changed)
             warnings.warn(
-                f"muon_ns_method={self._method!r} takes the place of the stored ns_plan: {now}, not {before}",
+                f"muon_ns_method={self._method!r} takes the place of the stored ns_plan: {now}, not {instead}",
                 stacklevel=4,
             )
 
@@ -135,6 +146,38 @@ class MethodBook:
             stacklevel=3,
         )
         self._chosen[shape] = "plain"
+
+    def _do_without_onednn(self, shape: tuple[int, int]) -> None:
+        """Say that products of a stored plan cannot be made here, and go on with others."""
+        name = self._chosen[shape]
+        warnings.warn(
+            f"Muon multiplies {shape[0]}x{shape[1]} as torch does: oneDNN, as in the stored ns_plan {name!r}, "
+            "multiplies float32 on processors",
+            stacklevel=3,
+        )
+        self._chosen[shape] = name.removesuffix(_ONEDNN)
+
+    def onednn_of(self, small: int, large: int, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether oneDNN makes the products of a shape, chosen when it is first asked for.
+
+        Args:
+            small: the smaller dimension of the matrix.
+            large: the larger one.
+            device: where it is.
+            dtype: that the iteration computes in.
+        """
+        shape = small, large
+        known = self._onednn.get(shape)
+        if known is None:
+            known, stored = is_multiplied(small, dtype, device), self._chosen.get(shape)
+            if stored is None:
+                known = known and self._share(small) < _MARGIN
+            elif not stored.endswith(_ONEDNN):
+                known = False
+            elif not known:
+                self._do_without_onednn(shape)
+            self._onednn[shape] = known
+        return known
 
     def method_of(self, small: int, large: int) -> str:
         """Return the method of a shape, chosen when it is first asked for.
@@ -158,6 +201,7 @@ class MethodBook:
         best: Spectrum,
         *,
         relaxed: bool,
+        onednn: bool = False,
     ) -> str:
         """Return what :func:`~megaopt_muon.choice.schedule.plan_blocks` is to do with a shape, chosen once.
 
@@ -168,21 +212,21 @@ class MethodBook:
             dtype: that the iteration computes in.
             best: the most that can be known of its singular values.
             relaxed: float32 stands in for bfloat16.
+            onednn: oneDNN multiplies, as :meth:`onednn_of` says.
         """
         shape = small, large
         if shape not in self._tried:
             self._tried.add(shape)
-            stored = self._chosen.get(shape)
-            blocks = plan_blocks(
-                self._asked(stored), self._coefficients, *shape, device, dtype, best, relaxed=relaxed
-            )
+            stored = self._chosen.get(shape, "").removesuffix(_ONEDNN)
+            kind = {"relaxed": relaxed, "onednn": onednn}
+            blocks = plan_blocks(self._asked(stored), self._coefficients, *shape, device, dtype, best, **kind)
             single = set(blocks) == {1}
             if stored == "gram" and single and self._method == "auto":
                 self._give_up(shape)
-            self._chosen[shape] = "plain" if single else "gram"
+            self._chosen[shape] = ("plain" if single else "gram") + (_ONEDNN if onednn else "")
         if self._method != "auto":
             return self._method
-        return "standard" if self._chosen[shape] == "plain" else "runs"
+        return "standard" if self._chosen[shape].startswith("plain") else "runs"
 
     def _asked(self, stored: str | None) -> str:
         """Return the method that a shape is to be iterated by, where one is stored or forced, else `"auto"`."""

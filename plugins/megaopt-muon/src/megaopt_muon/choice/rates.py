@@ -17,6 +17,7 @@ import torch
 from attrs import asdict, field, frozen
 
 from megaopt_core.errors import ConfigurationError
+from megaopt_muon.choice.onednn_share import onednn_share
 from megaopt_muon.products.narrow import commuting, outer
 from megaopt_muon.products.precision import processor_capabilities
 
@@ -58,6 +59,7 @@ class Rates:
         square: of a symmetric product of square matrices, likewise.
         apply: of a square matrix times `x` per multiplication.
         pass_: of an operation on every element, per element.
+        onednn: part of the time of torch's own products in float32 that oneDNN's take.
     """
 
     size: int = field(validator=_positive)
@@ -65,6 +67,7 @@ class Rates:
     square: float = field(validator=_positive)
     apply: float = field(validator=_positive)
     pass_: float = field(validator=_positive)
+    onednn: float = field(default=1.0, validator=_positive)
 
     def run_time(self, lengths: tuple[int, ...], small: int, large: int) -> float:
         """Return the seconds that an iteration in runs of these lengths takes.
@@ -137,7 +140,7 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
             run()
             elapsed = max(time.perf_counter() - start, 1e-9)
             fastest[name] = min(fastest[name], elapsed / units)
-    return Rates(size=size, **fastest)
+    return Rates(size=size, **fastest, onednn=onednn_share(size, aspect, rounds=rounds))
 
 
 def calibrated() -> tuple[Rates, ...]:

@@ -87,6 +87,7 @@ def plan_blocks(
     spectrum: Spectrum,
     *,
     relaxed: bool = False,
+    onednn: bool = False,
 ) -> tuple[int, ...]:
     """Return the lengths of the blocks that the steps are cut into, in order.
 
@@ -100,6 +101,7 @@ def plan_blocks(
         dtype: that the iteration computes in.
         spectrum: what is known of the singular values.
         relaxed: float32 stands in for bfloat16, with coefficients that :func:`are_measured`.
+        onednn: oneDNN multiplies.
     """
     standard = (1,) * len(coefficients)
     if method == "standard":
@@ -108,9 +110,9 @@ def plan_blocks(
         return longest_blocks(coefficients, dtype if relaxed else torch.bfloat16, spectrum, relaxed=relaxed)
     if method == "runs":
         return longest_blocks(coefficients, dtype, spectrum, relaxed=relaxed)
-    if device.type == "cpu" and dtype.itemsize == 2 and small < _SMALLEST_BLOCKS:
+    if device.type == "cpu" and (dtype.itemsize == 2 or onednn) and small < _SMALLEST_BLOCKS:
         return standard  # products of so small matrices take no longer than what goes on around them
-    share, aspect = symmetric_share(small, dtype, device), large / small
+    share, aspect = symmetric_share(small, dtype, device, onednn=onednn), large / small
     blocks = longest_blocks(coefficients, dtype, spectrum, relaxed=relaxed)
     return min(standard, blocks, key=lambda lengths: cost_of_runs(lengths, share, aspect))
 

@@ -45,26 +45,26 @@ def accumulate(
         `(pi, P)`; `P` lies in the workspace.
     """
     like = (gram.values.shape, gram.values.dtype, gram.values.device)
-    z, m, spare = (workspace.take_symmetric(name, *like) for name in ("z", "m", "spare"))
+    z, m, spare = (workspace.take_symmetric(name, *like, onednn=gram.onednn) for name in ("z", "m", "spare"))
     most = torch.finfo(gram.values.dtype).max
-    sigma: Scalar = center(gram.values)
+    sigma: Scalar = center(gram.inner)
     q: Scalar = 1.0
     for step, (a, b, c) in enumerate(coefficients):
         factor = z if step else m
         symmetric_product(gram, gram, factor, factor=c, plus_left=_held(b + 2.0 * c * sigma, most))
-        w = _held(a + b * sigma + c * sigma * sigma + center(factor.values), most)
+        w = _held(a + b * sigma + c * sigma * sigma + center(factor.inner), most)
         if step:
             # (q I + m)(w I + factor), but for the multiple of the identity; so below.
             symmetric_product(m, factor, spare, plus_left=w, plus_right=q)
-            q = _held(q * w + center(spare.values), most)
+            q = _held(q * w + center(spare.inner), most)
             m, spare = spare, m
         else:
             q = w
         if step < len(coefficients) - 1:
             symmetric_product(gram, factor, spare, plus_left=w, plus_right=sigma)
-            half = _held(sigma * w + center(spare.values), most)
+            half = _held(sigma * w + center(spare.inner), most)
             symmetric_product(spare, factor, gram, plus_left=w, plus_right=half)
-            sigma = _held(half * w + center(gram.values), most)
+            sigma = _held(half * w + center(gram.inner), most)
     return q, m.values
 
 

@@ -20,15 +20,16 @@ from megaopt_muon.choice.schedule import (
     spectrum_of,
     whole_runs,
 )
-from megaopt_muon.newton_schulz.gram import accumulate, scaled_product, whole_steps
+from megaopt_muon.newton_schulz.gram import accumulate
 from megaopt_muon.newton_schulz.half import half_scale, iterate_half
 from megaopt_muon.newton_schulz.norms import entered, normalized
+from megaopt_muon.newton_schulz.operands import Columns, Operand, Whole
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.newton_schulz.whole import iterate_whole
 from megaopt_muon.products.hopper import kernel_share
 from megaopt_muon.products.panels import SymmetricMatrix
 from megaopt_muon.products.precision import at_least_float32, compute_dtype, matmul_precision
-from megaopt_muon.products.symmetric import gram_matrix, is_one_product, is_tall, symmetric_product
+from megaopt_muon.products.symmetric import is_one_product, is_tall, symmetric_product
 from megaopt_muon.products.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -263,38 +264,56 @@ class NewtonSchulz:
             scaled = result.values.to(torch.float32).mul_(result.scale)
             return scaled.mT if tall else scaled
         small, large = (x.shape[-1], x.shape[-2]) if tall else (x.shape[-2], x.shape[-1])
-        other = self.workspace.take("x", x.shape, x.dtype, x.device)
-        gram = self.workspace.take_symmetric("gram", (*x.shape[:-2], small, small), x.dtype, x.device)
-        gram_matrix(x, gram, tall=tall)
+        # Ranks that sum multiply as torch does: what one has measured is not known to all.
+        onednn = reduce is None and (book or self.book).onednn_of(small, large, x.device, x.dtype)
+        if onednn and x.dim() == 3:
+            for matrix in x:
+                matrix.copy_(self.iterate(matrix, tall=tall, book=book))
+            return x
+        operand: Operand = Columns(x, tall=tall) if onednn else Whole(x, self.workspace, tall=tall)
+        like = ((*x.shape[:-2], operand.size, operand.size), x.dtype, x.device)
+        gram = self.workspace.take_symmetric("gram", *like, onednn=onednn, size=small if onednn else None)
+        operand.gram(gram)
         if reduce is not None:
             reduce(gram.values)
         # Long runs also enlarge what sums over ranks round differently.
         relaxed = reduce is None and self.stands_in(x.dtype)
+        kind = {"relaxed": relaxed, "onednn": onednn}
         method, done = self.method, 0
         if book is not None:
             known = x.dim() == 2 and x.device.type == "cpu" and reduce is None
             best = Spectrum.BOUNDED if known else Spectrum.UNKNOWN
-            method = book.wide_method_of(small, large, x.device, x.dtype, best, relaxed=relaxed)
+            method = book.wide_method_of(small, large, x.device, x.dtype, best, **kind)
         asked = method != "standard" and not relaxed and reduce is None
-        spectrum = spectrum_of(gram.values) if asked else Spectrum.UNKNOWN
+        spectrum = spectrum_of(gram.inner) if asked else Spectrum.UNKNOWN
         blocks = plan_blocks(
-            method, self.coefficients, small, large, x.device, x.dtype, spectrum, relaxed=relaxed
+            method,
+            self.coefficients,
+            small,
+            large,
+            x.device,
+            x.dtype,
+            spectrum,
+            **kind,
         )
         if reduce is None and len(blocks) == len(self.coefficients) and is_one_product(gram):
-            m = self.workspace.take("m", gram.values.shape, x.dtype, x.device)
-            return whole_steps(x, other, gram.values, m, self.coefficients, tall=tall)
+            operand.run_steps(gram, self.workspace.take("m", *like), self.coefficients)
+            return operand.result()
         for length in blocks:
             if done:
-                gram_matrix(x, gram, tall=tall)
+                operand.gram(gram)
                 if reduce is not None:
                     reduce(gram.values)
             steps = self.coefficients[done : done + length]
-            q, m = (
-                self._plain_step(gram, *steps[0]) if length == 1 else accumulate(gram, steps, self.workspace)
+            operand.apply(
+                *(
+                    self._plain_step(gram, *steps[0])
+                    if length == 1
+                    else accumulate(gram, steps, self.workspace)
+                )
             )
-            x, other = scaled_product(q, m, x, tall=tall, out=other), x
             done += length
-        return x
+        return operand.result()
 
     def stands_in(self, dtype: torch.dtype) -> bool:
         """Return whether a dtype stands in for bfloat16, with coefficients for which long runs there were measured.
@@ -307,5 +326,6 @@ class NewtonSchulz:
     def _plain_step(self, gram: SymmetricMatrix, a: float, b: float, c: float) -> tuple[float, torch.Tensor]:
         """Return `a` and `b A + c A^2`."""
         values = gram.values
-        m = self.workspace.take_symmetric("m", values.shape, values.dtype, values.device)
+        like = (values.shape, values.dtype, values.device)
+        m = self.workspace.take_symmetric("m", *like, onednn=gram.onednn, size=gram.size)
         return a, symmetric_product(gram, gram, m, factor=c, plus_left=b).values

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from attrs import frozen
 
+from megaopt_muon.products.onednn import onednn_height
 from megaopt_muon.products.precision import has_matrix_units, multiplies_bfloat16
 
 __all__ = [
@@ -40,6 +41,9 @@ _FLOAT32_OF_AVX2: Final = (
     (192, 96, 0.87),
 )
 _BFLOAT16: Final = ((352, 128, 0.65), (240, 96, 0.80))
+
+_ONEDNN_SHARES: Final = ((1500, 0.65), (700, 0.72), (448, 0.86))
+"""(smallest size, measured part of a full product's time) of oneDNN's in float32."""
 
 _GRAM_OF_ROWS: Final = ((768, 224), (0, 160))
 """(smallest size, height) for float32 `x x^T` where `x` is read along its rows twice: with AVX-512 lower blocks are
@@ -92,18 +96,21 @@ def block_height(size: int, dtype: torch.dtype, device: torch.device) -> int:
     return _measured(size, dtype, device)[0]
 
 
-def symmetric_share(size: int, dtype: torch.dtype, device: torch.device) -> float:
+def symmetric_share(size: int, dtype: torch.dtype, device: torch.device, *, onednn: bool = False) -> float:
     """Return the part of a full product's work that a symmetric one of this size takes.
 
     Args:
         size: rows of the (square) result.
         dtype: of the operands.
         device: where they are.
+        onednn: oneDNN multiplies.
 
     Example:
         >>> symmetric_share(64, torch.float32, torch.device("cpu"))
         1.0
     """
+    if onednn:
+        return next((share for smallest, share in _ONEDNN_SHARES if size >= smallest), 1.0)
     return _measured(size, dtype, device)[1]
 
 
@@ -171,15 +178,31 @@ class SymmetricMatrix:
 
     Args:
         values: `[*batch, n, n]`, at most one batch dimension.
+        onednn: the products that give it are oneDNN's: one matrix without gaps in memory.
+        size: rows that are not filled up with zeros; None: all.
     """
 
     values: torch.Tensor
+    onednn: bool = False
+    size: int | None = None
+
+    @cached_property
+    def inner(self) -> torch.Tensor:
+        """It without the zeros that it is filled up with."""
+        return self.values if self.size is None else self.values[..., : self.size, : self.size]
 
     @cached_property
     def panels(self) -> list[Panel]:
         """Its block rows."""
-        values = self.values
-        return panels_of(values, block_height(values.shape[-1], values.dtype, values.device))
+        values, size = self.values, self.values.shape[-1]
+        if self.onednn:
+            return panels_of(values, onednn_height(size))
+        return panels_of(values, block_height(size, values.dtype, values.device))
+
+    @cached_property
+    def gram_panels(self) -> list[Panel]:
+        """The block rows that oneDNN computes it in where it is a Gram matrix."""
+        return panels_of(self.values, onednn_height(self.values.shape[-1], gram=True))
 
     def mirror(self) -> None:
         """Copy what lies above the diagonal below it."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from megaopt_muon.products.hopper import symmetric_kernel
 from megaopt_muon.products.mkl import has_triangles, triangle_routine
+from megaopt_muon.products.onednn import cuts, sum_of_products
 from megaopt_muon.products.panels import (
     SymmetricMatrix,
     block_height,
@@ -17,6 +20,7 @@ from megaopt_muon.products.panels import (
 __all__ = [
     "Scalar",
     "gram_matrix",
+    "gram_of_columns",
     "is_one_product",
     "is_tall",
     "symmetric_product",
@@ -51,6 +55,8 @@ def is_one_product(matrix: SymmetricMatrix) -> bool:
     """
     values = matrix.values
     size = values.shape[-1]
+    if matrix.onednn:
+        return len(matrix.panels) == 1
     return (
         block_height(size, values.dtype, values.device) >= size and symmetric_kernel(values, values) is None
     )
@@ -99,6 +105,30 @@ def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> Symmetr
     return out
 
 
+def gram_of_columns(blocks: Sequence[torch.Tensor], out: SymmetricMatrix) -> SymmetricMatrix:
+    """Compute `x x^T` by oneDNN, of a large one block row by block row.
+
+    Args:
+        blocks: of columns of `x`, each contiguous.
+        out: where the result goes.
+
+    Returns:
+        `out`.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+        >>> gram_of_columns([x], SymmetricMatrix(torch.empty(2, 2), onednn=True)).values.tolist()
+        [[5.0, 2.0], [2.0, 1.0]]
+    """
+    start = 0
+    for panel in out.gram_panels:
+        stop = start + panel.rows.shape[0]
+        panel.upper.copy_(sum_of_products((block[start:stop], block[start:]) for block in blocks))
+        panel.mirror()
+        start = stop
+    return out
+
+
 def symmetric_product(
     left: SymmetricMatrix,
     right: SymmetricMatrix,
@@ -127,6 +157,8 @@ def symmetric_product(
         [[5.0, 0.0], [0.0, 5.0]]
     """
     base, other, share, beta = _summands(left, right, out, plus_left, plus_right)
+    if out.onednn:
+        return _by_onednn(left, right, out, factor, base, other, share, beta)
     kernel = symmetric_kernel(out.values, left.values, right.values, base.values)
     if kernel is not None:
         # A tile is written twice, also where another reads its base: they must not share memory.
@@ -150,6 +182,42 @@ def symmetric_product(
     if triangle is not None:
         triangle(left.values, right.values, out.values, alpha=factor, beta=beta)
         out.mirror()
+    return out
+
+
+def _by_onednn(
+    left: SymmetricMatrix,
+    right: SymmetricMatrix,
+    out: SymmetricMatrix,
+    factor: float,
+    base: SymmetricMatrix,
+    other: SymmetricMatrix,
+    share: float,
+    beta: float,
+) -> SymmetricMatrix:
+    """Compute `factor * left @ right + beta * (base + share * other)` in sums of few terms."""
+    depths, whole = cuts(out.values.shape[0]), len(out.panels) == 1
+    # Of symmetric matrices rows are columns; a part of some of them has to be copied.
+    rights = [
+        right.values[start:stop].mT if whole else right.values[:, start:stop].contiguous()
+        for start, stop in depths
+    ]
+    begin = 0
+    for target, of_base, of_other in zip(out.panels, base.panels, other.panels, strict=True):
+        rows = left.values[begin : begin + target.rows.shape[0]]
+        sums = sum_of_products(
+            (rows[:, start:stop], columns[begin:])
+            for (start, stop), columns in zip(depths, rights, strict=True)
+        )
+        if factor != 1.0:
+            sums.mul_(factor)
+        if beta:
+            sums.add_(of_base.upper, alpha=beta)
+            if share:
+                sums.add_(of_other.upper, alpha=beta * share)
+        target.upper.copy_(sums)
+        target.mirror()
+        begin += rows.shape[0]
     return out
 
 

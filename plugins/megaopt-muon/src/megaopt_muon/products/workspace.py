@@ -42,7 +42,7 @@ class Workspace:
     def __init__(self) -> None:
         self._flat: dict[_Key, torch.Tensor] = {}
         self._views: dict[_Key, dict[tuple[Any, ...], torch.Tensor]] = {}
-        self._symmetric: dict[_Key, dict[tuple[int, ...], SymmetricMatrix]] = {}
+        self._symmetric: dict[_Key, dict[tuple[Any, ...], SymmetricMatrix]] = {}
 
     @override
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
@@ -90,7 +90,14 @@ class Workspace:
         return view
 
     def take_symmetric(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        onednn: bool = False,
+        size: int | None = None,
     ) -> SymmetricMatrix:
         """Return an uninitialised matrix that will be symmetric, on the same terms as :meth:`take`.
 
@@ -99,14 +106,17 @@ class Workspace:
             shape: `[*batch, n, n]`.
             dtype: of the matrix.
             device: of the matrix.
+            onednn: the products that give it are oneDNN's.
+            size: rows that are not filled up with zeros; None: all.
         """
-        values = self.take(name, shape, dtype, device)
+        values = self.take(name, shape, dtype, device, dense=onednn)
         if device.type != "cpu":
             return SymmetricMatrix(values)
         known = self._symmetric.setdefault((name, dtype, device), {})
-        matrix = known.get(values.shape)
+        kind = (*values.shape, onednn, size)
+        matrix = known.get(kind)
         if matrix is None:
-            matrix = known[values.shape] = SymmetricMatrix(values)
+            matrix = known[kind] = SymmetricMatrix(values, onednn, size)
         return matrix
 
     @property

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from megaopt_muon.choice.schedule import largest_norm
+from megaopt_muon.choice.growth import largest_norm
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 

@@ -13,13 +13,16 @@ from attrs import asdict
 from megaopt_muon.choice import calibration
 from megaopt_muon.choice import rates as rates_module
 from megaopt_muon.choice.calibration import VARIABLE, current_rates, stored_rates_of, write_calibration
-from megaopt_muon.choice.methods import MethodBook, choose_method, parsed_plan
+from megaopt_muon.choice.methods import MethodBook, choose_method
+from megaopt_muon.choice.plan_text import parsed_plan
 from megaopt_muon.choice.rates import DEFAULT, Rates, calibrated, probe, processor_kind
-from megaopt_muon.choice.schedule import Spectrum, plan_blocks
+from megaopt_muon.choice.schedule import plan_blocks
+from megaopt_muon.choice.spectrum import Spectrum
 from megaopt_muon.choice.step_cost import step_cost
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.newton_schulz import iteration as newton_schulz
+from megaopt_muon.newton_schulz import wide
 from megaopt_muon.notes import param_notes
 from megaopt_muon.products import precision
 
@@ -177,7 +180,7 @@ def test_float32_has_a_plan(monkeypatch, plan, blocks):
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
     asked = []
     monkeypatch.setattr(
-        newton_schulz,
+        wide,
         "plan_blocks",
         lambda method, *args, **kw: asked.append(method) or plan_blocks(method, *args, **kw),
     )

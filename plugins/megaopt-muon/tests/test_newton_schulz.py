@@ -7,14 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from long_runs import sometimes
-from megaopt_muon.choice.schedule import (
-    Spectrum,
-    are_measured,
-    largest_norm,
-    longest_blocks,
-    plan_blocks,
-    spectrum_of,
-)
+from megaopt_muon.choice.growth import largest_norm
+from megaopt_muon.choice.schedule import are_measured, longest_blocks, plan_blocks
+from megaopt_muon.choice.spectrum import Spectrum, spectrum_of
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
 from megaopt_muon.newton_schulz import iteration
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz

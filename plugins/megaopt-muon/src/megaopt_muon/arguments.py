@@ -13,7 +13,7 @@ from megaopt_core.config import between, not_negative, positive, whole_number
 from megaopt_core.errors import ConfigurationError, ViewError
 from megaopt_core.params import is_dtensor
 from megaopt_core.plugin_api import require_argument
-from megaopt_muon.choice.methods import parsed_plan
+from megaopt_muon.choice.plan_text import parsed_plan
 from megaopt_muon.scale import validate_scale_mode
 from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, SPLITS, TP_MODES
 

@@ -14,7 +14,7 @@ from megaopt_core.errors import MegaoptError
 from megaopt_core.plugin_api import require_decoupled_if_cautious
 from megaopt_muon.arguments import held_number, hold_group, require_plain, validate_arguments
 from megaopt_muon.choice.books import GroupBooks
-from megaopt_muon.choice.methods import joined_plans, parsed_plan
+from megaopt_muon.choice.plan_text import joined_plans, parsed_plan
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.copying import Copied
 from megaopt_muon.loading import validate_loaded

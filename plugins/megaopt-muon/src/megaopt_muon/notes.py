@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from megaopt_muon.choice.methods import is_narrow, parsed_plan
-from megaopt_muon.choice.schedule import Spectrum, plan_blocks
+from megaopt_muon.choice.methods import is_narrow
+from megaopt_muon.choice.plan_text import parsed_plan
+from megaopt_muon.choice.schedule import plan_blocks
+from megaopt_muon.choice.spectrum import Spectrum
 from megaopt_muon.pieces.batches import is_single
 from megaopt_muon.products.precision import compute_dtype
 

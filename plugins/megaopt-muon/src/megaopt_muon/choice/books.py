@@ -10,7 +10,8 @@ from attrs import asdict
 
 from megaopt_core.parallel import communicates
 from megaopt_muon.choice.calibration import current_rates, current_share, nearest, rates_of_first_rank
-from megaopt_muon.choice.methods import MethodBook, is_narrow, parsed_plan
+from megaopt_muon.choice.methods import MethodBook, is_narrow
+from megaopt_muon.choice.plan_text import parsed_plan
 from megaopt_muon.products.precision import compute_dtype
 
 if TYPE_CHECKING:

@@ -1,38 +1,25 @@
-"""Which way each shape of matrix is iterated, chosen once and kept: what stands in a group as `ns_plan`."""
+"""Which way each shape of matrix is iterated, chosen once and kept."""
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from megaopt_core.errors import ConfigurationError
 from megaopt_muon.choice.calibration import current_rates, current_share
 from megaopt_muon.choice.half_runs import half_runs
-from megaopt_muon.choice.schedule import Spectrum, longest_blocks, plan_blocks, whole_runs
+from megaopt_muon.choice.plan_text import ONEDNN, parsed_plan, written_plan
+from megaopt_muon.choice.schedule import longest_blocks, plan_blocks, whole_runs
+from megaopt_muon.choice.spectrum import Spectrum
 from megaopt_muon.products.onednn import is_multiplied
 
 if TYPE_CHECKING:
     from megaopt_muon.choice.rates import Rates
     from megaopt_muon.coefficients import Coefficients
 
-__all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow", "joined_plans", "parsed_plan"]
-
-_ONEDNN: Final = "+onednn"
-
-METHODS: Final = ("plain", "gram", f"plain{_ONEDNN}", f"gram{_ONEDNN}")
-"""`plain`: step by step. `gram`: runs of steps on the Gram matrix, where the spectrum allows. `+onednn`: in float32, in
-products of oneDNN's."""
-
-_ITEM: Final = re.compile(
-    rf"(?P<small>[0-9]{{1,18}})x(?P<large>[0-9]{{1,18}}):(?P<method>{'|'.join(map(re.escape, METHODS))})"
-)
-
-_MOST_ELEMENTS: Final = 1 << 48
-"""Of a matrix: more than any memory holds."""
+__all__ = ["MethodBook", "choose_method", "is_narrow"]
 
 _MARGIN: Final = 0.9
 """Part of the plain iteration's time, or of torch's own products', that another must stay below to be taken."""
@@ -105,7 +92,7 @@ class MethodBook:
         self._tried: set[tuple[int, int]] = set()
         self._onednn: dict[tuple[int, int], bool] = {}
         if narrow or half:
-            for shape in [shape for shape, name in self._chosen.items() if name.endswith(_ONEDNN)]:
+            for shape in [shape for shape, name in self._chosen.items() if name.endswith(ONEDNN)]:
                 self._do_without_onednn(shape)
         if method != "auto":
             self._force(narrow=narrow, relaxed=relaxed, half=half)
@@ -128,11 +115,11 @@ class MethodBook:
                 single = set(half_runs(self._method, coefficients, *shape)) <= {1}
                 self._chosen[shape] = "plain" if single else "gram"
             else:
-                library = _ONEDNN if before.endswith(_ONEDNN) else ""
+                library = ONEDNN if before.endswith(ONEDNN) else ""
                 self._chosen[shape] = ("gram" if runs else "plain") + library
         changed = {shape: name for shape, name in stored.items() if name != self._chosen[shape]}
         if changed:
-            now, instead = _written(self._chosen, changed), _written(changed)
+            now, instead = written_plan(self._chosen, changed), written_plan(changed)
             warnings.warn(
                 f"muon_ns_method={self._method!r} takes the place of the stored ns_plan: {now}, not {instead}",
                 stacklevel=4,
@@ -155,7 +142,7 @@ class MethodBook:
             "multiplies float32 on processors",
             stacklevel=3,
         )
-        self._chosen[shape] = name.removesuffix(_ONEDNN)
+        self._chosen[shape] = name.removesuffix(ONEDNN)
 
     def onednn_of(self, small: int, large: int, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether oneDNN makes the products of a shape, chosen when it is first asked for.
@@ -172,7 +159,7 @@ class MethodBook:
             known, stored = is_multiplied(small, dtype, device), self._chosen.get(shape)
             if stored is None:
                 known = known and self._share(small) < _MARGIN
-            elif not stored.endswith(_ONEDNN):
+            elif not stored.endswith(ONEDNN):
                 known = False
             elif not known:
                 self._do_without_onednn(shape)
@@ -217,13 +204,13 @@ class MethodBook:
         shape = small, large
         if shape not in self._tried:
             self._tried.add(shape)
-            stored = self._chosen.get(shape, "").removesuffix(_ONEDNN)
+            stored = self._chosen.get(shape, "").removesuffix(ONEDNN)
             kind = {"relaxed": relaxed, "onednn": onednn}
             blocks = plan_blocks(self._asked(stored), self._coefficients, *shape, device, dtype, best, **kind)
             single = set(blocks) == {1}
             if stored == "gram" and single and self._method == "auto":
                 self._give_up(shape)
-            self._chosen[shape] = ("plain" if single else "gram") + (_ONEDNN if onednn else "")
+            self._chosen[shape] = ("plain" if single else "gram") + (ONEDNN if onednn else "")
         if self._method != "auto":
             return self._method
         return "standard" if self._chosen[shape].startswith("plain") else "runs"
@@ -254,62 +241,7 @@ class MethodBook:
     @property
     def text(self) -> str:
         """All that is chosen, as one string."""
-        return _written(self._chosen)
-
-
-def parsed_plan(text: str) -> dict[tuple[int, int], str]:
-    """Return the method of each shape `(smaller, larger)` that a text names.
-
-    Args:
-        text: as :attr:`MethodBook.text` writes it.
-
-    Raises:
-        ConfigurationError: it is not, or it names what cannot be a matrix, or two methods for one shape.
-
-    Example:
-        >>> parsed_plan("512x4096:gram")
-        {(512, 4096): 'gram'}
-    """
-    if not isinstance(text, str):
-        raise _refused(text, text)
-    chosen: dict[tuple[int, int], str] = {}
-    for item in text.split():
-        found = _ITEM.fullmatch(item)
-        if found is None:
-            raise _refused(text, item)
-        small, large, method = int(found["small"]), int(found["large"]), found["method"]
-        if not (0 < small <= large and small * large <= _MOST_ELEMENTS):
-            raise _refused(text, item, "; it names no matrix, whose smaller dimension comes first")
-        if chosen.setdefault((small, large), method) != method:
-            raise _refused(text, item, "; the same shape has another method before")
-    return chosen
-
-
-def _refused(text: object, item: object, why: str = "") -> ConfigurationError:
-    return ConfigurationError.of(
-        "ns_plan", text, f"{item!r} must read ROWSxCOLUMNS:METHOD with a method of {METHODS}{why}"
-    )
-
-
-def joined_plans(texts: Sequence[str]) -> str:
-    """Return what several ranks say of the shapes that each steps; of what they say differently, what the first does.
-
-    Args:
-        texts: as :attr:`MethodBook.text` writes them.
-
-    Raises:
-        ConfigurationError: one of them is none.
-
-    Example:
-        >>> joined_plans(["512x4096:gram", "64x64:plain 512x4096:plain"])
-        '64x64:plain 512x4096:gram'
-    """
-    return _written({shape: name for text in reversed(texts) for shape, name in parsed_plan(text).items()})
-
-
-def _written(chosen: Mapping[tuple[int, int], str], shapes: Collection[tuple[int, int]] | None = None) -> str:
-    shapes = chosen if shapes is None else shapes
-    return " ".join(f"{small}x{large}:{chosen[small, large]}" for small, large in sorted(shapes))
+        return written_plan(self._chosen)
 
 
 def is_narrow(dtype: torch.dtype, device: torch.device) -> bool:

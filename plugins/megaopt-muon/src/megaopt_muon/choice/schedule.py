@@ -10,66 +10,31 @@ in bfloat16. Where float32 stands in for bfloat16, it stays within half of the p
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
+from megaopt_muon.choice.spectrum import SPREAD_LIMIT, Spectrum
 from megaopt_muon.products.panels import symmetric_share
 
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
 
 __all__ = [
-    "SPREAD_LIMIT",
-    "Spectrum",
     "are_gentle",
     "are_measured",
-    "are_tame",
     "cost_of_runs",
     "is_gentle_step",
-    "largest_norm",
     "longest_blocks",
     "plan_blocks",
-    "spectrum_of",
     "whole_runs",
 ]
 
 
-class Spectrum(StrEnum):
-    """What is known of a matrix's singular values.
-
-    `UNKNOWN`: nothing. `SPREAD`: none of them stands out. `EVEN`: nor are many of them much smaller than the others.
-    `BOUNDED`: nor is any of them; their squares are proven to lie above a twelfth of the mean square. Asked in float32
-    only: in bfloat16 it allows nothing more.
-    """
-
-    UNKNOWN = "unknown"
-    SPREAD = "spread"
-    EVEN = "even"
-    BOUNDED = "bounded"
-
-
-SPREAD_LIMIT = 0.08
-"""Frobenius norm of a Gram matrix of trace 1 up to which no singular value stands out."""
-
 _SMALLEST_BLOCKS = 256
-_EVEN_LIMIT = 1.6  # the same norm relative to that of equal eigenvalues; 1.41 for a square Gaussian matrix
-_BOUNDED_LIMIT = 1.25  # likewise; 1.22 for a Gaussian matrix with twice as many columns as rows
-_LEAST = 1.0 / 12.0
-"""The bound of `BOUNDED`, in units of the mean eigenvalue; 0.086 for a Gaussian matrix of aspect 2."""
-
 _LARGEST_SQUARE = 8.0
 """The most that completing a square may add to a diagonal; 5.1 in named sets, of which 16 bits lose a fiftieth."""
-
-_MARGIN = 1.1
-"""On the largest norm that coefficients allow. Rounding makes it 1.006 times as large at most, in bfloat16 and with any
-spectrum and set; of what is 1.02 times as large or more the error was at least 0.29."""
-
-_FARTHEST = 1e18
-"""Norms that float32 can hold the squares of."""
 
 _LONGEST = 5
 _STEEPEST = (8.5, 25.2, 18.7)
@@ -204,93 +169,6 @@ def are_measured(coefficients: Coefficients) -> bool:
     return all(
         abs(value) <= most for triple in coefficients for value, most in zip(triple, _STEEPEST, strict=True)
     )
-
-
-@lru_cache(maxsize=64)
-def are_tame(coefficients: Coefficients) -> bool:
-    """Return whether no singular value up to 1 is driven away, also with three percent of rounding in every step.
-
-    Args:
-        coefficients: `(a, b, c)` of each step.
-
-    Example:
-        >>> are_tame(((3.4445, -4.775, 2.0315),) * 5), are_tame(((8.4703, -25.1081, 18.6293),) * 5)
-        (True, False)
-    """
-    largest = 1.03
-    for a, b, c in coefficients:
-        values = (largest * index / 999 for index in range(1000))
-        largest = 1.03 * max(abs(s * (a + s * s * (b + s * s * c))) for s in values)
-        if not largest < 2.0:
-            return False
-    return True
-
-
-def largest_norm(coefficients: Coefficients, rows: int, columns: int) -> float:
-    """Return the largest Frobenius norm that the steps leave of a matrix of norm 1, with some margin for rounding.
-
-    Args:
-        coefficients: `(a, b, c)` of each step.
-        rows: of the matrix.
-        columns: of the matrix.
-
-    Returns:
-        The norm; infinite where the coefficients bound nothing that float32 could tell.
-
-    Example:
-        >>> round(largest_norm(((1.5, -0.5, 0.0),) * 5, 16, 64), 3)
-        4.4
-    """
-    norm = _MARGIN * _largest_value(coefficients) * math.sqrt(min(rows, columns))
-    return norm if norm < _FARTHEST else math.inf
-
-
-@lru_cache(maxsize=64)
-def _largest_value(coefficients: Coefficients) -> float:
-    """Return a bound, a close one for sets that settle, on what the steps make of singular values up to 1."""
-    largest = 1.0
-    for a, b, c in coefficients:
-        values = (largest * index / 999 for index in range(1000))
-        largest = max(abs(s * (a + s * s * (b + s * s * c))) for s in values)
-        if not largest < _FARTHEST:
-            return math.inf
-    return largest
-
-
-def spectrum_of(gram: torch.Tensor) -> Spectrum:
-    """Return what the Frobenius norm of a Gram matrix of trace 1 tells of the singular values.
-
-    Asked only on a CPU and for single matrices: an accelerator would have to wait for the answer.
-
-    Args:
-        gram: `[n, n]` or `[matrices, n, n]`.
-
-    Example:
-        >>> spectrum_of(torch.eye(256) / 256)
-        <Spectrum.BOUNDED: 'bounded'>
-    """
-    size = gram.shape[-1]
-    if gram.dim() != 2 or gram.device.type != "cpu" or size < SPREAD_LIMIT**-2:
-        return Spectrum.UNKNOWN  # the norm is at least that of equal eigenvalues, 1 / sqrt(n)
-    norm = torch.linalg.vector_norm(gram).item()
-    if not norm <= SPREAD_LIMIT:
-        return Spectrum.UNKNOWN
-    unevenness = norm * math.sqrt(size)
-    if unevenness > _EVEN_LIMIT:
-        return Spectrum.SPREAD
-    asked = unevenness <= _BOUNDED_LIMIT and gram.dtype.itemsize > 2
-    return Spectrum.BOUNDED if asked and _is_bounded(gram) else Spectrum.EVEN
-
-
-def _is_bounded(gram: torch.Tensor) -> bool:
-    """Return whether all eigenvalues are above the bound: whether what is left of them has a Cholesky factor.
-
-    That takes up to three quarters of the time of one product; the longer block saves several.
-    """
-    rest = gram.clone()
-    diagonal = rest.diagonal()
-    diagonal.sub_(_LEAST * diagonal.mean())
-    return int(torch.linalg.cholesky_ex(rest).info) == 0
 
 
 def is_gentle_step(a: float, b: float, c: float) -> bool:

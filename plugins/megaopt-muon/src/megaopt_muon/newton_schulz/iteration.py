@@ -10,26 +10,17 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import Factory, field, frozen
 
+from megaopt_muon.choice.growth import are_tame, largest_norm
 from megaopt_muon.choice.methods import MethodBook, is_narrow
-from megaopt_muon.choice.schedule import (
-    Spectrum,
-    are_measured,
-    are_tame,
-    largest_norm,
-    plan_blocks,
-    spectrum_of,
-    whole_runs,
-)
-from megaopt_muon.newton_schulz.gram import accumulate
+from megaopt_muon.choice.schedule import are_measured, whole_runs
 from megaopt_muon.newton_schulz.half import half_scale, iterate_half
 from megaopt_muon.newton_schulz.norms import entered, normalized
-from megaopt_muon.newton_schulz.operands import Columns, Operand, Whole
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.newton_schulz.whole import iterate_whole
+from megaopt_muon.newton_schulz.wide import iterate_wide
 from megaopt_muon.products.hopper import kernel_share
-from megaopt_muon.products.panels import SymmetricMatrix
 from megaopt_muon.products.precision import at_least_float32, compute_dtype, matmul_precision
-from megaopt_muon.products.symmetric import is_one_product, is_tall, symmetric_product
+from megaopt_muon.products.symmetric import is_tall
 from megaopt_muon.products.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -270,50 +261,18 @@ class NewtonSchulz:
             for matrix in x:
                 matrix.copy_(self.iterate(matrix, tall=tall, book=book))
             return x
-        operand: Operand = Columns(x, tall=tall) if onednn else Whole(x, self.workspace, tall=tall)
-        like = ((*x.shape[:-2], operand.size, operand.size), x.dtype, x.device)
-        gram = self.workspace.take_symmetric("gram", *like, onednn=onednn, size=small if onednn else None)
-        operand.gram(gram)
-        if reduce is not None:
-            reduce(gram.values)
         # Long runs also enlarge what sums over ranks round differently.
         relaxed = reduce is None and self.stands_in(x.dtype)
-        kind = {"relaxed": relaxed, "onednn": onednn}
-        method, done = self.method, 0
-        if book is not None:
-            known = x.dim() == 2 and x.device.type == "cpu" and reduce is None
-            best = Spectrum.BOUNDED if known else Spectrum.UNKNOWN
-            method = book.wide_method_of(small, large, x.device, x.dtype, best, **kind)
-        asked = method != "standard" and not relaxed and reduce is None
-        spectrum = spectrum_of(gram.inner) if asked else Spectrum.UNKNOWN
-        blocks = plan_blocks(
-            method,
+        return iterate_wide(
+            x,
             self.coefficients,
-            small,
-            large,
-            x.device,
-            x.dtype,
-            spectrum,
-            **kind,
+            self.workspace,
+            self.method if book is None else book,
+            tall=tall,
+            reduce=reduce,
+            relaxed=relaxed,
+            onednn=onednn,
         )
-        if reduce is None and len(blocks) == len(self.coefficients) and is_one_product(gram):
-            operand.run_steps(gram, self.workspace.take("m", *like), self.coefficients)
-            return operand.result()
-        for length in blocks:
-            if done:
-                operand.gram(gram)
-                if reduce is not None:
-                    reduce(gram.values)
-            steps = self.coefficients[done : done + length]
-            operand.apply(
-                *(
-                    self._plain_step(gram, *steps[0])
-                    if length == 1
-                    else accumulate(gram, steps, self.workspace)
-                )
-            )
-            done += length
-        return operand.result()
 
     def stands_in(self, dtype: torch.dtype) -> bool:
         """Return whether a dtype stands in for bfloat16, with coefficients for which long runs there were measured.
@@ -322,10 +281,3 @@ class NewtonSchulz:
             dtype: that is computed in.
         """
         return self.precision == "medium" and dtype.itemsize > 2 and are_measured(self.coefficients)
-
-    def _plain_step(self, gram: SymmetricMatrix, a: float, b: float, c: float) -> tuple[float, torch.Tensor]:
-        """Return `a` and `b A + c A^2`."""
-        values = gram.values
-        like = (values.shape, values.dtype, values.device)
-        m = self.workspace.take_symmetric("m", *like, onednn=gram.onednn, size=gram.size)
-        return a, symmetric_product(gram, gram, m, factor=c, plus_left=b).values

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from megaopt_muon.choice.schedule import are_gentle, are_tame
+from megaopt_muon.choice.growth import are_tame
+from megaopt_muon.choice.schedule import are_gentle
 from megaopt_muon.newton_schulz.exact import (
     Triple,
     accumulate,

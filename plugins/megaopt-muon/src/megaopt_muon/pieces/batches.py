@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
+from megaopt_muon.choice.growth import are_tame
 from megaopt_muon.choice.methods import MethodBook, is_narrow
-from megaopt_muon.choice.schedule import are_tame
 from megaopt_muon.newton_schulz.half import half_scale, iterate_half
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.norms import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from megaopt_muon.choice.schedule import are_tame, largest_norm
+from megaopt_muon.choice.growth import are_tame, largest_norm
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.norms import within_range
 from megaopt_muon.products.precision import at_least_float32, compute_dtype, matmul_precision

@@ -179,6 +179,26 @@ def test_compiled_calls_take_many_tensors_of_any_sizes(monkeypatch):
     assert calls == [3, 3, 3, 1] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile("cpu"), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_compiles_anew_takes_other_sizes_too() -> None:
+    """Who resets the compiler has a step compile with sizes that are equal; those of the next may not be."""
+    generator = torch.Generator().manual_seed(6)
+    numbers = Numbers(lr=LR, keep=0.9, betas=BETAS)
+    update._kernel.cache_clear()
+    for sizes in ((100, 200, 300), (20_000, 20_000, 20_000), (20_001, 17_000, 5), (40, 30_000, 40)):
+        triples = [tuple(torch.randn(3, size, generator=generator)) for size in sizes]
+        expected = [tuple(tensor.clone() for tensor in triple) for triple in triples]
+        update_compiled(triples, numbers)
+        for plain, compiled in zip(expected, triples, strict=True):
+            update_blockwise(*plain, numbers)
+            assert ulps(plain[0], compiled[0]).max() <= 1
+            assert torch.equal(plain[2], compiled[2])
+        if sizes[0] == 100:
+            torch.compiler.reset()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_operation_is_rounded_once(dtype):
     """The result is that of float32 operations one after the other, stored with one rounding."""

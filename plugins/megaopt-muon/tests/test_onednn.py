@@ -149,12 +149,14 @@ def test_no_matrix_depends_on_others_or_on_how_it_lies() -> None:
 
 
 def test_small_matrices_and_other_dtypes_are_not_oneDNNs() -> None:  # noqa: N802
-    """A call takes as long as a product of 100 rows, and the operator multiplies float32 as float32 only."""
+    """A call takes as long as a product of 100 rows, the operator takes float32, and a user may do without oneDNN."""
     assert is_multiplied(128, torch.float32, CPU)
     assert not is_multiplied(127, torch.float32, CPU)
     assert not is_multiplied(256, torch.float64, CPU)
     assert not is_multiplied(256, torch.bfloat16, CPU)
     assert not is_multiplied(256, torch.float32, torch.device("meta"))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not is_multiplied(256, torch.float32, CPU)
     assert onednn_height(128) == 128
 
 

@@ -18,8 +18,8 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType
-from typing import Final
+from types import FunctionType, MappingProxyType
+from typing import Any, Final
 
 import torch
 from attrs import field, frozen
@@ -240,9 +240,20 @@ def _fused(
 @cache
 def _kernel(length: int, device: torch.device, *dtypes: torch.dtype, cautious: bool) -> Callable[..., None]:
     """Return the update of so many triples in one call, compiled."""
-    kernel: Callable[..., None] = torch.compile(_fused, dynamic=True, options=dict(_EVERY_OPERATION_ROUNDED))
+    # With code of its own: at each call dynamo tries all that it has compiled of one code, until something fits.
+    own = FunctionType(_fused.__code__.replace(), globals())
+    options = {**_EVERY_OPERATION_ROUNDED, "guard_filter_fn": _are_asked}
+    kernel: Callable[..., None] = torch.compile(own, dynamic=True, options=options)
     # Sizes that are equal when it is compiled are taken to be equal always.
     sizes = range(1024, 1024 + 16 * length, 16)
     scratch = [tuple(torch.zeros(size, dtype=dtype, device=device) for dtype in dtypes) for size in sizes]
     kernel(scratch, *Numbers(0.0, 1.0, (0.0, 0.0)).for_kernel(), cautious)
     return kernel
+
+
+def _are_asked(guards: Sequence[Any]) -> list[bool]:
+    """Return which conditions a call of a kernel is to check: not what each tensor is, which its key says.
+
+    That is most of what a call costs. Sizes, where two were equal when it was compiled, are another condition.
+    """
+    return [guard.guard_type != "TENSOR_MATCH" for guard in guards]

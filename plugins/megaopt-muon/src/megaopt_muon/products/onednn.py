@@ -63,8 +63,9 @@ def is_multiplied(size: int, dtype: torch.dtype, device: torch.device) -> bool:
         >>> is_multiplied(64, torch.float32, torch.device("cpu"))
         False
     """
-    fits = size >= SMALLEST and dtype is torch.float32 and device.type == "cpu"
-    return fits and _operation() is not None
+    if size < SMALLEST or dtype is not torch.float32 or device.type != "cpu":
+        return False
+    return bool(torch.backends.mkldnn.enabled) and _operation() is not None
 
 
 def onednn_height(size: int, *, gram: bool = False) -> int:

@@ -148,16 +148,16 @@ def test_no_matrix_depends_on_others_or_on_how_it_lies() -> None:
     assert not torch.equal(iteration(share=1.0)(updates[1]), alone)
 
 
-def test_small_matrices_and_other_dtypes_are_not_oneDNNs() -> None:  # noqa: N802
+def test_small_matrices_and_other_dtypes_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call takes as long as a product of 100 rows, the operator takes float32, and a user may do without oneDNN."""
     assert is_multiplied(128, torch.float32, CPU)
     assert not is_multiplied(127, torch.float32, CPU)
     assert not is_multiplied(256, torch.float64, CPU)
     assert not is_multiplied(256, torch.bfloat16, CPU)
     assert not is_multiplied(256, torch.float32, torch.device("meta"))
-    with torch.backends.mkldnn.flags(enabled=False):
-        assert not is_multiplied(256, torch.float32, CPU)
     assert onednn_height(128) == 128
+    monkeypatch.setattr(onednn.torch.backends, "mkldnn", SimpleNamespace(enabled=False))
+    assert not is_multiplied(256, torch.float32, CPU)
 
 
 @pytest.mark.parametrize("wrong", ["missing", "raises", "another result"])
@@ -175,7 +175,7 @@ def test_without_the_operator_torch_multiplies(monkeypatch: pytest.MonkeyPatch, 
     onednn._operation.cache_clear()
     try:
         assert not is_multiplied(256, torch.float32, CPU)
-        assert onednn_share.onednn_share(256, 1, rounds=1) == 1.0
+        assert onednn_share.onednn_share(256, 1, least=1, most=1) == 1.0
         expected = iteration(share=1.0)(random(256, 256))
         assert torch.equal(iteration()(random(256, 256)), expected)
     finally:
@@ -270,4 +270,4 @@ def test_a_share_is_measured_once_for_about_a_size(monkeypatch: pytest.MonkeyPat
     assert asked == [(128, 1), (192, 1), (256, 1), (448, 1)]
     onednn_share._measured.cache_clear()
     monkeypatch.undo()
-    assert 0.0 < onednn_share.onednn_share(128, 2, rounds=1) < 100.0
+    assert 0.0 < onednn_share.onednn_share(128, 2, least=1, most=1) < 100.0

@@ -242,7 +242,7 @@ def _kernel(length: int, device: torch.device, *dtypes: torch.dtype, cautious: b
     """Return the update of so many triples in one call, compiled."""
     # With code of its own: at each call dynamo tries all that it has compiled of one code, until something fits.
     own = FunctionType(_fused.__code__.replace(), globals())
-    options = {**_EVERY_OPERATION_ROUNDED, "guard_filter_fn": _are_asked}
+    options: dict[str, Any] = {**_EVERY_OPERATION_ROUNDED, "guard_filter_fn": _are_asked}
     kernel: Callable[..., None] = torch.compile(own, dynamic=True, options=options)
     # Sizes that are equal when it is compiled are taken to be equal always.
     sizes = range(1024, 1024 + 16 * length, 16)

@@ -20,7 +20,11 @@ __all__ = ["onednn_share", "probed_share"]
 _PROBED: Final = (448, 256, 192, 128)
 """Rows of the square matrices that probes measure with."""
 
-_ROUNDS: Final = 3
+_ROUNDS: Final = (3, 9)
+"""The least and the most rounds of a probe."""
+
+_ENOUGH: Final = 0.01
+"""Seconds after which a probe ends, all its least rounds measured."""
 
 
 def probed_share(small: int) -> float:
@@ -36,18 +40,21 @@ def probed_share(small: int) -> float:
 @cache
 def _measured(size: int, threads: int) -> float:
     del threads  # the key: with another number, another share
-    return onednn_share(size, 1, rounds=_ROUNDS)
+    least, most = _ROUNDS
+    return onednn_share(size, 1, least=least, most=most)
 
 
-def onednn_share(size: int, aspect: int, *, rounds: int) -> float:
+def onednn_share(size: int, aspect: int, *, least: int, most: int) -> float:
     """Return how long a step with oneDNN's products takes, in times of the same with torch's.
 
-    Both take turns, and the fastest round of each counts.
+    Both take turns, and the fastest round of each counts: of one thread by its own time, which other work on its core
+    is no part of.
 
     Args:
         size: rows of the matrix.
         aspect: how many times longer than high it is.
-        rounds: how often each is measured, after one that is not.
+        least: how often each is measured, after one round that is not.
+        most: how often it is where that takes no time.
 
     Returns:
         The part; 1 where oneDNN does not multiply.
@@ -58,12 +65,16 @@ def onednn_share(size: int, aspect: int, *, rounds: int) -> float:
     x = torch.eye(size, aspect * size, device=device)
     steps = {"onednn": _onednn_step(x), "torch": _torch_step(x)}
     fastest = dict.fromkeys(steps, math.inf)
-    for number in range(rounds + 1):
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = time.perf_counter()
+    for number in range(most + 1):
+        if number > least and time.perf_counter() - begin > _ENOUGH:
+            break
         for name, step in steps.items():
-            start = time.perf_counter()
+            start = clock()
             step()
             if number:
-                fastest[name] = min(fastest[name], max(time.perf_counter() - start, 1e-9))
+                fastest[name] = min(fastest[name], max(clock() - start, 1e-9))
     return fastest["onednn"] / fastest["torch"]
 
 

@@ -140,7 +140,7 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
             run()
             elapsed = max(time.perf_counter() - start, 1e-9)
             fastest[name] = min(fastest[name], elapsed / units)
-    return Rates(size=size, **fastest, onednn=onednn_share(size, aspect, rounds=rounds))
+    return Rates(size=size, **fastest, onednn=onednn_share(size, aspect, least=rounds, most=rounds))
 
 
 def calibrated() -> tuple[Rates, ...]:

@@ -199,6 +199,40 @@ def test_what_torch_compiles_anew_takes_other_sizes_too() -> None:
             torch.compiler.reset()
 
 
+@pytest.mark.skipif(not can_compile("cpu"), reason="needs a C++ compiler")
+def test_a_gradient_whose_sign_is_only_noted_is_not_compiled() -> None:
+    """What imaginary parts of conjugates are: a kernel would read the memory, which has the other sign."""
+    param = nn.Parameter(torch.zeros(20_000))
+    param.grad = torch._neg_view(torch.ones(20_000))
+    Lion([param], lr=1.0, weight_decay=0.0, compile=True).step()
+    assert (param == 1.0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile("cpu"), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_single_numbers_have_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile makes one for a size of 0 or 1 alone; what it compiles anew must not be that for others."""
+    monkeypatch.setattr(lion, "_WORTH_A_KERNEL", lion._WORTH_A_KERNEL_ELSEWHERE)  # as on an accelerator
+    monkeypatch.setattr(lion, "_is_small", lambda *_: False)
+    update._kernel.cache_clear()
+    generator = torch.Generator().manual_seed(7)
+    values = [torch.randn(shape, generator=generator) for shape in [(), (5000,), (0, 3), (2,), (1, 1)]]
+    plain, compiled = (
+        Lion([nn.Parameter(value.clone()) for value in values], betas=BETAS, compile=compile_)
+        for compile_ in (False, True)
+    )
+    for _ in range(2):
+        pairs = list(zip(*(some.param_groups[0]["params"] for some in (plain, compiled)), strict=True))
+        for a, b in pairs:
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        for some in (plain, compiled):
+            some.step()
+        assert all(torch.equal(a, b) for a, b in pairs)
+        torch.compiler.reset()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_operation_is_rounded_once(dtype):
     """The result is that of float32 operations one after the other, stored with one rounding."""

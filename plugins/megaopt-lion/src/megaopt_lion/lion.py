@@ -14,6 +14,7 @@ import torch
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.plugin_api import dense_gradient, require_argument, require_decoupled_if_cautious
 from megaopt_lion.settings import WORTH_A_KERNEL as _WORTH_A_KERNEL
+from megaopt_lion.settings import WORTH_A_KERNEL_ELSEWHERE as _WORTH_A_KERNEL_ELSEWHERE
 from megaopt_lion.settings import WORTH_COMPILING as _WORTH_COMPILING
 from megaopt_lion.update import (
     IN_A_CALL,
@@ -216,10 +217,11 @@ class Lion(torch.optim.Optimizer):
         return (
             not isinstance(numbers.lr, torch.Tensor)  # compiled, it would be read by the host
             and self._compiles()
-            and (param.numel() >= _WORTH_A_KERNEL or not param.is_cpu)
+            and param.numel() >= (_WORTH_A_KERNEL if param.is_cpu else _WORTH_A_KERNEL_ELSEWHERE)
             and param.dtype is not torch.float64
             and (type(param) in _PLAIN and type(grad) in _PLAIN and type(exp_avg) in _PLAIN)
             and (param.is_contiguous() and grad.is_contiguous() and exp_avg.is_contiguous())
+            and not grad.is_neg()  # whose memory has the other sign
         )
 
     def _update(self, triples: Sequence[Triple], numbers: Numbers) -> None:

@@ -6,13 +6,16 @@ from attrs import field, frozen
 
 from megaopt_core.config import between, one_of
 
-__all__ = ["WORTH_A_KERNEL", "WORTH_COMPILING", "LionSettings"]
+__all__ = ["WORTH_A_KERNEL", "WORTH_A_KERNEL_ELSEWHERE", "WORTH_COMPILING", "LionSettings"]
 
 WORTH_COMPILING = 1 << 24
 """Elements from which on the update is compiled by itself: compiling takes seconds."""
 
 WORTH_A_KERNEL = 1 << 14
 """Elements of a tensor on a CPU: a compiled call takes as long as the plain operations on fewer, before it computes."""
+
+WORTH_A_KERNEL_ELSEWHERE = 2
+"""The same on another device. For tensors of one element or none torch.compile makes kernels that take nothing else."""
 
 
 @frozen

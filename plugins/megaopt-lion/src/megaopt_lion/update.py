@@ -162,8 +162,8 @@ def update_compiled(triples: Sequence[Triple], numbers: Numbers) -> None:
     """Update parameters and momenta in place with one call of a compiled kernel; the numbers are those of the others.
 
     Args:
-        triples: parameter, gradient and momentum of each, of any shapes, contiguous; on one device, with the dtypes of
-            the first. There are as many kernels as lengths: one and :data:`IN_A_CALL`.
+        triples: parameter, gradient and momentum of each, of two elements or more, contiguous; on one device, with the
+            dtypes of the first. There are as many kernels as lengths: one and :data:`IN_A_CALL`.
         numbers: learning rate, decay and betas; none of them a tensor.
     """
     kind = (triples[0][0].device, *(tensor.dtype for tensor in triples[0]))

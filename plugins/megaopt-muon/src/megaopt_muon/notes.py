@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from megaopt_muon.choice.methods import is_narrow
-from megaopt_muon.choice.plan_text import parsed_plan
+from megaopt_muon.choice.plan_text import ONEDNN, parsed_plan
 from megaopt_muon.choice.schedule import plan_blocks
 from megaopt_muon.choice.spectrum import Spectrum
 from megaopt_muon.pieces.batches import is_single
+from megaopt_muon.products.onednn import is_multiplied
 from megaopt_muon.products.precision import compute_dtype
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ def _method(
     if narrow and not gathered and not is_single(ns, shape, param.dtype, param.device):
         return "plain"  # matrices of 16 bits that go together
     small, large = sorted(_gathered(shape, plan))
-    return methods.get((small, large), "plain")
+    method = methods.get((small, large), "plain")
+    # A matrix of the same shape may be of another dtype.
+    return method if is_multiplied(small, dtype, param.device) else method.removesuffix(ONEDNN)
 
 
 def _gathered(shape: tuple[int, ...], plan: MatrixPlan) -> tuple[int, int]:

@@ -75,8 +75,14 @@ class GroupBooks:
         """
         if any(communicates(group) for group in asdict(pg_collection, recurse=False).values()):
             self._rates = agreed = partial(nearest, rates_of_first_rank(pg_collection))
-            self._share = lambda small: agreed(small).onednn
+            self._share = partial(_agreed_share, agreed)
             self._books.clear()
+
+
+def _agreed_share(rates: Callable[[int], Rates], small: int) -> float:
+    """Return what the first rank has measured of oneDNN's products; as long as torch's take where it has not."""
+    share = rates(small).onednn
+    return 1.0 if share is None else share
 
 
 def _kind_of(ns: NewtonSchulz, param: torch.Tensor) -> dict[str, bool]:

@@ -162,16 +162,26 @@ def current_share(small: int) -> float:
         ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
     """
     known = _known(small)
-    return probed_share(small) if known is None else known.onednn
+    if known is not None and known.onednn is not None:
+        return known.onednn
+    return 1.0 if _are_to_be_alike() else probed_share(small)
 
 
 def _known(small: int) -> Rates | None:
     """Return what is stored, or assumed where nothing may be measured; None where it is to be measured."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    stored = stored_rates() if not several or os.environ.get(VARIABLE) else ()
+    stored = stored_rates() if not _are_several() or os.environ.get(VARIABLE) else ()
     if stored:
         return nearest(stored, small)
-    return DEFAULT if several or torch.are_deterministic_algorithms_enabled() else None
+    return DEFAULT if _are_to_be_alike() else None
+
+
+def _are_several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _are_to_be_alike() -> bool:
+    """Return whether nothing may be measured."""
+    return _are_several() or torch.are_deterministic_algorithms_enabled()
 
 
 def nearest(known: Sequence[Rates], small: int) -> Rates:

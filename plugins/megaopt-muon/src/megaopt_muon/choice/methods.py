@@ -51,6 +51,10 @@ def choose_method(
     return "gram" if fast else "plain"
 
 
+type _Kind = tuple[int, int, torch.dtype, str]
+"""Smaller and larger dimension of a matrix, what it is computed in, and the type of device."""
+
+
 class MethodBook:
     """The methods of all shapes of one group.
 
@@ -88,12 +92,16 @@ class MethodBook:
         self._method = method
         self._rates, self._share = rates, share
         self._coefficients = coefficients
-        self._chosen = parsed_plan(text)
+        stored = parsed_plan(text)
+        self._chosen = {shape: name.removesuffix(ONEDNN) for shape, name in stored.items()}
+        self._stored = {shape: name.endswith(ONEDNN) for shape, name in stored.items()}
         self._tried: set[tuple[int, int]] = set()
-        self._onednn: dict[tuple[int, int], bool] = {}
-        if narrow or half:
-            for shape in [shape for shape, name in self._chosen.items() if name.endswith(ONEDNN)]:
+        self._onednn: dict[_Kind, bool] = {}
+        self._may_multiply = not (narrow or half)
+        if not self._may_multiply:
+            for shape in [shape for shape, by_onednn in self._stored.items() if by_onednn]:
                 self._do_without_onednn(shape)
+                self._stored[shape] = False
         if method != "auto":
             self._force(narrow=narrow, relaxed=relaxed, half=half)
             return
@@ -108,15 +116,14 @@ class MethodBook:
         # Whether any steps are run together does not depend on the singular values.
         blocks = longest_blocks(coefficients, dtype, Spectrum.UNKNOWN, relaxed=relaxed)
         runs = self._method == "gram" and set(blocks) != {1}
-        for shape, before in stored.items():
+        for shape in stored:
             if narrow:
                 self._chosen[shape] = choose_method(self._method, coefficients, *shape, self._rates)
             elif half:
                 single = set(half_runs(self._method, coefficients, *shape)) <= {1}
                 self._chosen[shape] = "plain" if single else "gram"
             else:
-                library = ONEDNN if before.endswith(ONEDNN) else ""
-                self._chosen[shape] = ("gram" if runs else "plain") + library
+                self._chosen[shape] = "gram" if runs else "plain"
         changed = {shape: name for shape, name in stored.items() if name != self._chosen[shape]}
         if changed:
             now, instead = written_plan(self._chosen, changed), written_plan(changed)
@@ -135,17 +142,17 @@ class MethodBook:
         self._chosen[shape] = "plain"
 
     def _do_without_onednn(self, shape: tuple[int, int]) -> None:
-        """Say that products of a stored plan cannot be made here, and go on with others."""
-        name = self._chosen[shape]
+        """Say that products of a stored plan cannot be made here."""
         warnings.warn(
-            f"Muon multiplies {shape[0]}x{shape[1]} as torch does: oneDNN, as in the stored ns_plan {name!r}, "
-            "multiplies float32 on processors",
+            f"Muon multiplies {shape[0]}x{shape[1]} as torch does: oneDNN, as in the stored ns_plan "
+            f"'{self._chosen[shape]}{ONEDNN}', multiplies float32 on processors",
             stacklevel=3,
         )
-        self._chosen[shape] = name.removesuffix(ONEDNN)
 
     def onednn_of(self, small: int, large: int, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether oneDNN makes the products of a shape, chosen when it is first asked for.
+
+        While a user has it disabled, it does not.
 
         Args:
             small: the smaller dimension of the matrix.
@@ -153,17 +160,19 @@ class MethodBook:
             device: where it is.
             dtype: that the iteration computes in.
         """
-        shape = small, large
-        known = self._onednn.get(shape)
+        if not (self._may_multiply and bool(torch.backends.mkldnn.enabled)):
+            return False
+        shape, kind = (small, large), (small, large, dtype, device.type)
+        known = self._onednn.get(kind)
         if known is None:
-            known, stored = is_multiplied(small, dtype, device), self._chosen.get(shape)
+            known, stored = is_multiplied(small, dtype, device), self._stored.get(shape)
             if stored is None:
                 known = known and self._share(small) < _MARGIN
-            elif not stored.endswith(ONEDNN):
-                known = False
-            elif not known:
+            elif stored and not known:
                 self._do_without_onednn(shape)
-            self._onednn[shape] = known
+            else:
+                known = stored
+            self._onednn[kind] = known
         return known
 
     def method_of(self, small: int, large: int) -> str:
@@ -204,16 +213,16 @@ class MethodBook:
         shape = small, large
         if shape not in self._tried:
             self._tried.add(shape)
-            stored = self._chosen.get(shape, "").removesuffix(ONEDNN)
+            stored = self._chosen.get(shape)
             kind = {"relaxed": relaxed, "onednn": onednn}
             blocks = plan_blocks(self._asked(stored), self._coefficients, *shape, device, dtype, best, **kind)
             single = set(blocks) == {1}
             if stored == "gram" and single and self._method == "auto":
                 self._give_up(shape)
-            self._chosen[shape] = ("plain" if single else "gram") + (ONEDNN if onednn else "")
+            self._chosen[shape] = "plain" if single else "gram"
         if self._method != "auto":
             return self._method
-        return "standard" if self._chosen[shape].startswith("plain") else "runs"
+        return "standard" if self._chosen[shape] == "plain" else "runs"
 
     def _asked(self, stored: str | None) -> str:
         """Return the method that a shape is to be iterated by, where one is stored or forced, else `"auto"`."""
@@ -241,7 +250,12 @@ class MethodBook:
     @property
     def text(self) -> str:
         """All that is chosen, as one string."""
-        return written_plan(self._chosen)
+        asked = {(small, large) for small, large, *_ in self._onednn}
+        by_onednn = {shape for shape, known in self._stored.items() if known and shape not in asked}
+        by_onednn |= {(small, large) for (small, large, *_), known in self._onednn.items() if known}
+        return written_plan(
+            {shape: name + (ONEDNN if shape in by_onednn else "") for shape, name in self._chosen.items()}
+        )
 
 
 def is_narrow(dtype: torch.dtype, device: torch.device) -> bool:

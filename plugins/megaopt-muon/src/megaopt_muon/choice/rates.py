@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from attrs import asdict, field, frozen
+from attrs.validators import optional
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.choice.onednn_share import onednn_share
@@ -59,7 +60,7 @@ class Rates:
         square: of a symmetric product of square matrices, likewise.
         apply: of a square matrix times `x` per multiplication.
         pass_: of an operation on every element, per element.
-        onednn: part of the time of torch's own products in float32 that oneDNN's take.
+        onednn: part of the time of torch's own products in float32 that oneDNN's take; None: it was not measured.
     """
 
     size: int = field(validator=_positive)
@@ -67,7 +68,7 @@ class Rates:
     square: float = field(validator=_positive)
     apply: float = field(validator=_positive)
     pass_: float = field(validator=_positive)
-    onednn: float = field(default=1.0, validator=_positive)
+    onednn: float | None = field(default=None, validator=optional(_positive))
 
     def run_time(self, lengths: tuple[int, ...], small: int, large: int) -> float:
         """Return the seconds that an iteration in runs of these lengths takes.
@@ -90,7 +91,7 @@ class Rates:
         return seconds
 
 
-DEFAULT: Final = Rates(size=768, gram=2.0e-12, square=2.2e-12, apply=2.2e-12, pass_=1.5e-10)
+DEFAULT: Final = Rates(size=768, gram=2.0e-12, square=2.2e-12, apply=2.2e-12, pass_=1.5e-10, onednn=1.0)
 """What is assumed where nothing may be measured: one core with matrix units for bfloat16."""
 
 

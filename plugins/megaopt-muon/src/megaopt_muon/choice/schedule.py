@@ -75,7 +75,7 @@ def plan_blocks(
         return longest_blocks(coefficients, dtype if relaxed else torch.bfloat16, spectrum, relaxed=relaxed)
     if method == "runs":
         return longest_blocks(coefficients, dtype, spectrum, relaxed=relaxed)
-    if device.type == "cpu" and (dtype.itemsize == 2 or onednn) and small < _SMALLEST_BLOCKS:
+    if device.type == "cpu" and dtype.itemsize == 2 and small < _SMALLEST_BLOCKS:
         return standard  # products of so small matrices take no longer than what goes on around them
     share, aspect = symmetric_share(small, dtype, device, onednn=onednn), large / small
     blocks = longest_blocks(coefficients, dtype, spectrum, relaxed=relaxed)

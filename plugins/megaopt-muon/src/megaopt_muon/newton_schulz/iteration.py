@@ -73,7 +73,8 @@ class NewtonSchulz:
 
     @book.default
     def _empty_book(self) -> MethodBook:
-        return MethodBook(self.method, self.coefficients)
+        dtype = compute_dtype(self.precision, torch.float32, torch.device("cpu"))
+        return MethodBook(self.method, self.coefficients, narrow=dtype.itemsize == 2)
 
     def __call__(
         self, update: torch.Tensor, book: MethodBook | None = None, factor: float = 1.0
@@ -131,7 +132,8 @@ class NewtonSchulz:
             return Scaled(o, factor / scale)
         x = torch.empty(update.shape, dtype=dtype, device=update.device)
         normalized(update, x, self.eps)
-        return self.finite(Scaled(self.iterate(x, tall=is_tall(x), book=book)), update).times(factor)
+        result = Scaled(self.iterate(x, tall=is_tall(x), book=book))
+        return self.finite(result, update, book).times(factor)
 
     def is_half(self, device: torch.device) -> bool:
         """Return whether matrices are iterated in float16: on an accelerator, where nothing can blow up.
@@ -194,7 +196,7 @@ class NewtonSchulz:
             return iterate_whole(x, self.coefficients, self.workspace, runs, factor=factor)
         return self.finite(iterate_whole(x, self.coefficients, self.workspace, runs), update).times(factor)
 
-    def finite(self, result: Scaled, update: torch.Tensor) -> Scaled:
+    def finite(self, result: Scaled, update: torch.Tensor, book: MethodBook | None = None) -> Scaled:
         """Return the result, or what stands in for matrices that the iteration has blown up.
 
         Where rounding, or the coefficients themselves, drive a singular value away, the norm is larger than the
@@ -204,6 +206,7 @@ class NewtonSchulz:
         Args:
             result: what the iteration gave.
             update: what it was given.
+            book: the methods that it took, of matrices that are not of 16 bits.
 
         Returns:
             The result, to the bit, of every matrix that is not blown up.
@@ -218,7 +221,7 @@ class NewtonSchulz:
         normalized(update, wide, self.eps)
         values = result.values.to(wide.dtype, copy=on_processor)  # the iteration uses its memory again
         if on_processor:
-            again = self.iterate(wide.clone(), tall=is_tall(wide)).clone()
+            again = self.iterate(wide.clone(), tall=is_tall(wide), book=book).clone()
             wide = torch.where(self._have_settled(again), again, wide)
         if result.scale != 1.0:
             wide = wide.div_(result.scale)

@@ -226,4 +226,4 @@ def batched(
                 matrix.copy_(ns.iterate(matrix, tall=is_tall(flat), book=book))
             result = flat
         for (index, number), o, source in zip(chunk, result.view(batch.shape), sources, strict=True):
-            yield index, number, ns.finite(Scaled(o, 1.0 / scale), source)
+            yield index, number, ns.finite(Scaled(o, 1.0 / scale), source, book)

@@ -63,9 +63,8 @@ def is_multiplied(size: int, dtype: torch.dtype, device: torch.device) -> bool:
         >>> is_multiplied(64, torch.float32, torch.device("cpu"))
         False
     """
-    if size < SMALLEST or dtype is not torch.float32 or device.type != "cpu":
-        return False
-    return bool(torch.backends.mkldnn.enabled) and _operation() is not None
+    fits = size >= SMALLEST and dtype is torch.float32 and device.type == "cpu"
+    return fits and _operation() is not None
 
 
 def onednn_height(size: int, *, gram: bool = False) -> int:
@@ -171,12 +170,14 @@ def with_product(q: float, m: torch.Tensor, x: torch.Tensor, factor: float = 1.0
         q: the multiple of the identity.
         m: `[n, n]`.
         x: `[n, k]`, contiguous.
-        factor: on the product.
+        factor: on the product; nothing is multiplied where it is 0.
 
     Example:
         >>> with_product(2.0, torch.eye(2), torch.ones(2, 3)).tolist()
         [[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]
     """
+    if factor == 0.0:
+        return x * q
     product = sum_of_products((m[:, start:stop], x[start:stop].mT) for start, stop in cuts(m.shape[0]))
     if factor != 1.0:
         product.mul_(factor)
@@ -200,17 +201,26 @@ def next_blocks(
     return [with_product(a, m, block) for block in blocks]
 
 
-@cache
 def _operation() -> _Operation | None:
     """Return the operator; None where this torch lacks it, or it does something else."""
-    if not torch.backends.mkldnn.is_available():
-        return None
     try:
-        operation: _Operation = torch.ops.mkldnn._linear_pointwise.default
-        is_right = _is_right(operation)
+        return _tried_operation()
     except (AttributeError, RuntimeError, TypeError, ValueError):  # of another version of torch
         return None
-    return operation if is_right else None
+
+
+@cache
+def _tried_operation() -> _Operation:
+    """Return the operator once it has multiplied rightly. That it has not may be a mode that tensors are made in.
+
+    Raises:
+        RuntimeError: it is not there, or does something else.
+    """
+    if torch.backends.mkldnn.is_available():
+        operation: _Operation = torch.ops.mkldnn._linear_pointwise.default
+        if _is_right(operation):
+            return operation
+    raise RuntimeError("no products of oneDNN's")
 
 
 def _is_right(multiply: _Operation) -> bool:

@@ -205,11 +205,13 @@ def _by_onednn(
     begin = 0
     for target, of_base, of_other in zip(out.panels, base.panels, other.panels, strict=True):
         rows = left.values[begin : begin + target.rows.shape[0]]
-        sums = sum_of_products(
-            (rows[:, start:stop], columns[begin:])
-            for (start, stop), columns in zip(depths, rights, strict=True)
-        )
-        if factor != 1.0:
+        if factor == 0.0:
+            sums = torch.zeros_like(target.upper)
+        else:
+            sums = sum_of_products(
+                (rows[:, start:stop], columns[begin:])
+                for (start, stop), columns in zip(depths, rights, strict=True)
+            )
             sums.mul_(factor)
         if beta:
             sums.add_(of_base.upper, alpha=beta)

@@ -113,7 +113,8 @@ class Workspace:
         if device.type != "cpu":
             return SymmetricMatrix(values)
         known = self._symmetric.setdefault((name, dtype, device), {})
-        kind = (*values.shape, onednn, size)
+        # Of how many rows are multiplied at a time, the number of threads says something as well.
+        kind = (*values.shape, onednn, size, torch.get_num_threads())
         matrix = known.get(kind)
         if matrix is None:
             matrix = known[kind] = SymmetricMatrix(values, onednn, size)

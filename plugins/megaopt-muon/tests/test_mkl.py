@@ -48,6 +48,9 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(out.shape[0])
         multiply(self, left, right, out, alpha, beta)
 
+    monkeypatch.setattr(
+        "megaopt_muon.choice.methods.is_multiplied", lambda *_: False
+    )  # oneDNN may be faster still
     monkeypatch.setattr(mkl, "_SMALLEST", 256)
     monkeypatch.setattr(mkl.TriangleRoutine, "__call__", counted)
     return calls

@@ -29,7 +29,7 @@ def by_uses(shape: tuple[int, ...], uses: Collection[Use], *, readable: bool = F
         return _contracted(shape, uses, kinds)
     if "passed" in kinds and not kinds & {"depthwise", "indexed"}:
         return _unread(shape, "is passed to a function whose source cannot be read")
-    if "generated" in kinds <= {"generated", "elementwise", "looked_up", "sliced", "returned"}:
+    if "generated" in kinds <= {"generated", "elementwise", "looked_up", "sliced", "shortened", "returned"}:
         return _of_vectors(uses)
     for kind, decision in _KINDS.items():
         if kind in kinds:
@@ -58,6 +58,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "modulated": elementwise("no matrix product contracts it"),
     "looked_up": _BY_POSITION,
     "sliced": _BY_POSITION,
+    "shortened": _BY_POSITION,
     "cropped": _BY_POSITION,
     "expanded": doubted(elementwise("a table that is expanded")),
     "measured": doubted(elementwise("only how large it is, is used")),
@@ -123,7 +124,7 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     if "indexed" in kinds and len(shape) == 2:
         return embedding("a table that its module indexes with what it is given")
     also = _also(
-        kinds | _cut_elsewhere(uses, exact),
+        (kinds - {"shortened"}) | _cut_elsewhere(uses, exact) | _cut_by_position(shape, uses, exact),
         stack=(len(shape) > 2 and shape[0] > 1) or any(use.block for use in exact),
         kernel=bool(exact) and len(shape) > 2 and all(use.outputs == (0,) and not use.batch for use in exact),
     )
@@ -179,6 +180,16 @@ def _cut_elsewhere(uses: Collection[Use], products: Collection[Use]) -> set[str]
     return {"sliced" for use in uses if use.kind == "cropped" and set(use.inputs) != square}
 
 
+def _cut_by_position(shape: tuple[int, ...], uses: Collection[Use], products: Collection[Use]) -> set[str]:
+    """Return `shortened` for a weight of which an axis is cut that its products make, as tables of positions have one.
+
+    Of two axes, any.
+    """
+    cut = {axis for use in uses if use.kind == "shortened" for axis in use.inputs}
+    made = {axis for use in products for axis in use.outputs}
+    return {"shortened"} if cut and (len(shape) == 2 or cut & made) else set()
+
+
 def _also(kinds: set[str], *, stack: bool, kernel: bool) -> str:
     """Return what else is done with a weight that a product contracts, in words; empty where that says nothing.
 
@@ -187,6 +198,7 @@ def _also(kinds: set[str], *, stack: bool, kernel: bool) -> str:
     """
     words = {
         "sliced": "sliced by position",
+        "shortened": "sliced by position",
         "expanded": "expanded over the batch",
         "looked_up": "looked up by position",
         "elementwise": "used element by element",

@@ -200,7 +200,8 @@ def _collect(trace: Trace, result: Analysis, doubted: dict[int, tuple[int, ...] 
         if not is_covered(source):  # a size that stands in for another one may have cut it
             short.setdefault(key, []).append(axis)
     for key, axes in short.items():
-        use = Use("sliced") if len(axes) < 2 else Use("cropped", tuple(sorted(axes)))
+        cut = tuple(sorted(axes))
+        use = Use("cropped", cut) if len(cut) > 1 else Use("shortened" if cut[0] else "sliced", cut)
         result.uses.setdefault(key, set()).add(use)
     for key, source in trace.sources.items():
         split = found[key]

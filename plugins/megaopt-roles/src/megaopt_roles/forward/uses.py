@@ -33,7 +33,7 @@ class Use:
     of what is picked or laid out,
 
     - `indexed`, `looked_up`: its rows are picked, by what the caller passed or by something fixed
-    - `sliced`: a part of it is taken; `cropped`: along all of `inputs`
+    - `sliced`: a part of it is taken; `shortened`: along another axis than the first; `cropped`: along several
     - `expanded`, `padded`: it, or the result of its product, is made larger
     - `beside`: it is laid beside activations
 
@@ -80,7 +80,7 @@ class Use:
     block: int | None = None
 
 
-_OF_ROWS = ("indexed", "looked_up", "sliced", "fixed", "elementwise", "beside")
+_OF_ROWS = ("indexed", "looked_up", "sliced", "shortened", "fixed", "elementwise", "beside")
 """Kinds that say nothing of a right-hand factor of a product of parameters."""
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from megaopt_core.routing import is_projection
 from megaopt_roles.forward.dependencies import ARGUMENT, Part, call_behind, is_mark
-from megaopt_roles.forward.sources.module_classes import forward_of
+from megaopt_roles.forward.sources.module_classes import adapted_layer, forward_of
 from megaopt_roles.model.analyses import HOLDERS, ModelAnalyses, holds_more
 from megaopt_roles.model.unread import guessed_ends, is_torchs
 
@@ -49,8 +49,8 @@ class ModelEnds(ModelAnalyses):
             return more | {id(module)}, False
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):  # a layer whose weights no projection owns
             return frozenset(), False
-        base = module._modules.get("base_layer")
-        if base is not None and is_projection(base):  # an adapter: the layer, and the factors beside it
+        base = adapted_layer(module)
+        if base is not None and is_projection(base):  # the layer, and the factors beside it
             return frozenset(id(part) for part in module.modules() if is_projection(part)), False
         if (id(module), item) not in self._ends:
             self._ends[id(module), item] = (frozenset(), False)  # what a recursion sees

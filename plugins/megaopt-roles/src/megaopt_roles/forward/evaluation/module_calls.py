@@ -18,7 +18,7 @@ from megaopt_roles.forward.objects.binding import bind
 from megaopt_roles.forward.objects.handed import are_cut, puts_more, without_rows
 from megaopt_roles.forward.objects.lent_weights import Lent
 from megaopt_roles.forward.sources.hooks import hooked_inside, readable_hooks
-from megaopt_roles.forward.sources.module_classes import forward_of, home_of, torchs_class
+from megaopt_roles.forward.sources.module_classes import adapted_layer, forward_of, home_of, torchs_class
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
@@ -92,8 +92,8 @@ class ModuleCallEvaluator(LayerCallEvaluator):
             return self._call_plain(module, first, args, kwargs)
         if isinstance(module, nn.RNNBase | nn.RNNCellBase) and isinstance(first, Flow) and first.one_hot:
             self._note_codes(module)
-        base = module._modules.get("base_layer")
-        if base is not None and is_linear(base):  # an adapter around a layer
+        base = adapted_layer(module)
+        if base is not None and is_linear(base):
             return self._project(base, first, values, of=module)
         handed = weights_of(values)
         taker = (type(module), frozenset(id(weight.base) for weight in handed))

@@ -11,7 +11,7 @@ from torch import nn
 
 from megaopt_roles.forward.sources.trees import function_tree
 
-__all__ = ["forward_of", "home_of", "is_readable", "own_methods", "torchs_class"]
+__all__ = ["adapted_layer", "forward_of", "home_of", "is_readable", "own_methods", "torchs_class"]
 
 _ONLY_MAKE = frozenset(["__init__", "__repr__", "extra_repr", "reset_parameters", "_reset_parameters"])
 """Methods that a subclass of a module of torch may have while its forward stays that module's."""
@@ -105,3 +105,15 @@ def _behind_closure(function: Callable[..., Any], owner: type) -> Callable[..., 
         if inspect.isfunction(inner) and inner.__name__ == "forward" and inner.__module__ == home_of(owner):
             return inner
     return plain
+
+
+def adapted_layer(module: nn.Module) -> nn.Module | None:
+    """Return the layer that an adapter holds as `base_layer`, beside factors that are layers as well.
+
+    Where factors are bare parameters, the adapter's forward says more: nothing is returned.
+
+    Args:
+        module: any module.
+    """
+    bare = any(param is not None and param.dim() > 1 for param in module._parameters.values())
+    return None if bare else module._modules.get("base_layer")

@@ -1,7 +1,7 @@
 """The formulas that the tests of megaopt-muon compare with, in float64."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megaopt_muon.choice import books
+from megaopt_muon.choice.calibration import VARIABLE, stored_rates_of
 from megaopt_muon.products import precision
 from megaopt_muon.products.onednn import is_multiplied
 
@@ -140,3 +141,13 @@ def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take torch's own library to multiply float32 as fast as oneDNN, whatever processor this is."""
     monkeypatch.setattr(books, "current_share", lambda _: 1.0)
+
+
+@pytest.fixture
+def no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Look for a calibration where there is none."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stored_rates_of.cache_clear()
+    yield tmp_path / "megaopt" / "calibration.json"
+    stored_rates_of.cache_clear()

@@ -46,16 +46,6 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     stored_rates_of.cache_clear()
 
 
-@pytest.fixture
-def no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Look for a calibration where there is none."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    stored_rates_of.cache_clear()
-    yield tmp_path / "megaopt" / "calibration.json"
-    stored_rates_of.cache_clear()
-
-
 def test_time_decides():
     """Runs are taken where the measured rates say that they are faster by a tenth."""
     slow_squares = Rates(size=512, gram=1e-12, square=4e-12, apply=1e-12, pass_=1e-10)

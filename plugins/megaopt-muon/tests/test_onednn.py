@@ -3,8 +3,6 @@
 import copy
 import itertools
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from attrs import evolve
 from megaopt_muon.choice import calibration, onednn_share
-from megaopt_muon.choice.calibration import current_share, stored_rates_of
+from megaopt_muon.choice.calibration import current_share
 from megaopt_muon.choice.methods import MethodBook
 from megaopt_muon.choice.rates import Rates
 from megaopt_muon.coefficients import resolve_coefficients
@@ -27,21 +25,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
-pytestmark = [pytest.mark.any_python, pytest.mark.usefixtures("by_onednn")]
+pytestmark = [pytest.mark.any_python, pytest.mark.usefixtures("by_onednn", "no_file")]
 
 CPU = torch.device("cpu")
 QUINTIC = resolve_coefficients("quintic", 5)
 SHAPES = [(128, 128), (128, 512), (256, 256), (320, 480), (700, 203), (512, 640)]
 
 
-@pytest.fixture(autouse=True)
-def no_calibration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """What was measured on this machine before is not read."""
-    monkeypatch.delenv(calibration.VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    stored_rates_of.cache_clear()
-    yield
-    stored_rates_of.cache_clear()
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note a number for each product that oneDNN makes."""
+    multiply, made = onednn._operation(), list[int]()
+    assert multiply is not None
+    monkeypatch.setattr(onednn, "_operation", lambda: lambda *args: made.append(1) or multiply(*args))
+    return made
 
 
 def iteration(method: str = "auto", share: float = 0.5, name: str = "quintic") -> NewtonSchulz:
@@ -325,14 +322,11 @@ def test_the_number_of_threads_may_change_between_steps(library: str, threads: t
 @pytest.mark.parametrize("kind", ["highest", "medium"])
 @pytest.mark.usefixtures("in_bfloat16")
 def test_what_has_blown_up_is_iterated_again_by_the_same_library(
-    monkeypatch: pytest.MonkeyPatch, kind: str, text: str
+    monkeypatch: pytest.MonkeyPatch, calls: list[int], kind: str, text: str
 ) -> None:
     """Also where this process has measured that the other is faster."""
     if kind == "medium" and text.endswith("+onednn"):
         text = "256x320:plain"  # which 16 bits cannot have
-    multiply, calls = onednn._operation(), []
-    assert multiply is not None
-    monkeypatch.setattr(onednn, "_operation", lambda: lambda *args: calls.append(1) or multiply(*args))
     monkeypatch.setattr(calibration, "probed_share", lambda _: 0.5)
     param = torch.nn.Parameter(random(256, 320))
     optimizer = TensorParallelMuon(
@@ -347,11 +341,8 @@ def test_what_has_blown_up_is_iterated_again_by_the_same_library(
     assert bool(calls) == text.endswith("+onednn")
 
 
-def test_a_user_may_disable_it_for_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_may_disable_it_for_some_steps(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
     """Meanwhile torch's own library multiplies, and the plan stays."""
-    multiply, calls = onednn._operation(), []
-    assert multiply is not None
-    monkeypatch.setattr(onednn, "_operation", lambda: lambda *args: calls.append(1) or multiply(*args))
     param, grads = torch.nn.Parameter(random(256, 256)), random(1, 256, 256)
     optimizer = TensorParallelMuon([param], fp32_matmul_prec="highest")
     for enabled in (False, True, False):

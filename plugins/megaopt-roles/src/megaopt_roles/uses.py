@@ -181,13 +181,15 @@ def _cut_elsewhere(uses: Collection[Use], products: Collection[Use]) -> set[str]
 
 
 def _cut_by_position(shape: tuple[int, ...], uses: Collection[Use], products: Collection[Use]) -> set[str]:
-    """Return `shortened` for a weight of which an axis is cut that its products make, as tables of positions have one.
+    """Return `shortened` for a stack of which an axis is cut that its products make, as tables of positions have one.
 
-    Of two axes, any.
+    Of two axes, any is one that is sliced.
     """
     cut = {axis for use in uses if use.kind == "shortened" for axis in use.inputs}
+    if len(shape) == 2:
+        return {"sliced"} if cut else set()
     made = {axis for use in products for axis in use.outputs}
-    return {"shortened"} if cut and (len(shape) == 2 or cut & made) else set()
+    return {"shortened"} if cut & made else set()
 
 
 def _also(kinds: set[str], *, stack: bool, kernel: bool) -> str:

@@ -19,7 +19,6 @@ from typing import Final
 import torch
 
 __all__ = [
-    "SMALLEST",
     "column_blocks",
     "cuts",
     "filled_up",
@@ -31,7 +30,7 @@ __all__ = [
     "with_product",
 ]
 
-SMALLEST: Final = 128
+_SMALLEST: Final = 128
 """Rows from which on a product takes less time: a call takes ten microseconds, before it multiplies."""
 
 _DEPTH: Final = 192
@@ -63,7 +62,7 @@ def is_multiplied(size: int, dtype: torch.dtype, device: torch.device) -> bool:
         >>> is_multiplied(64, torch.float32, torch.device("cpu"))
         False
     """
-    fits = size >= SMALLEST and dtype is torch.float32 and device.type == "cpu"
+    fits = size >= _SMALLEST and dtype is torch.float32 and device.type == "cpu"
     return fits and _operation() is not None
 
 

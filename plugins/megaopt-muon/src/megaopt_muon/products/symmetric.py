@@ -54,12 +54,7 @@ def is_one_product(matrix: SymmetricMatrix) -> bool:
         matrix: the result.
     """
     values = matrix.values
-    size = values.shape[-1]
-    if matrix.onednn:
-        return len(matrix.panels) == 1
-    return (
-        block_height(size, values.dtype, values.device) >= size and symmetric_kernel(values, values) is None
-    )
+    return len(matrix.panels) == 1 and (matrix.onednn or symmetric_kernel(values, values) is None)
 
 
 def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> SymmetricMatrix:

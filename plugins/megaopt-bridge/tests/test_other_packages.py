@@ -18,9 +18,7 @@ pytest.importorskip("megaopt_adam")
 CLASSES = {
     "pytorch_optimizer": ["po:ADOPT", "po:Lamb", "po:Muon", "po:AdEMAMix", "po:Yogi", "po:StableAdamW"],
     "schedulefree": ["schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFree"],
-    # Not Lion, which compiles its update: behind hundreds of other checks in one process, dynamo fails in a forked rank
-    # (`KeyError: SymT.SIZE`), and by itself it does not. The page of all classes has it.
-    "emerging_optimizers": ["emerging:Scion"],
+    "emerging_optimizers": ["emerging:Scion", "emerging:Lion"],
 }
 OFTEN = ("po:ADOPT", "schedulefree:AdamWScheduleFree")
 """Those whose checks plain `tox` makes."""

@@ -1,11 +1,13 @@
-"""Ranks that the kit forks end with the process that has forked them."""
+"""Ranks that the kit forks: they end with the process that has forked them, and hash text each in its own way."""
 
 import subprocess
 import sys
 import time
+from enum import Enum
 from pathlib import Path
 
 import pytest
+from megaopt_testing.processes import run_ranks
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process that its parent has died"
@@ -43,3 +45,41 @@ def test_ranks_end_when_the_run_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert alive == [True, True]
     assert not any(map(_is_alive, ranks))
+
+
+class Colour(Enum):
+    """Whose members hash by their names."""
+
+    RED = "red"
+
+
+class Named:
+    """Hashes by a name, through a method of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return self._number()
+
+    def _number(self) -> int:
+        return hash(self.name)
+
+
+BEFORE = {Colour.RED: "colour", Named("a"): "name"}
+"""Filled before any rank is forked."""
+
+
+def _hashes(rank: int, size: int) -> tuple[int, str | None, str | None]:
+    return hash("layer.weight"), BEFORE.get(Colour.RED), BEFORE.get(Named("a"))
+
+
+def test_ranks_hash_text_unlike_and_find_what_was_there_before() -> None:
+    """As processes of a launcher do; a compiler's tables with members of an `Enum` were lost on every rank but one."""
+    texts, colours, names = zip(*run_ranks(_hashes, 2), strict=True)
+    assert len(set(texts)) == 2
+    assert colours == ("colour", "colour")
+    assert names == ("name", "name")

@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -141,13 +142,26 @@ def _end_with(parent: int) -> None:
 
 
 def _hash_as_a_process_of_its_own(rank: int) -> None:
-    """Let text hash otherwise than on the first rank: it does in every process that a launcher starts."""
+    """Let text hash otherwise than on the first rank: it does in every process that a launcher starts.
+
+    Not where an object tells its own hash by that of a text, as each member of an `Enum` does: dictionaries that were
+    filled before the fork would no longer find it.
+    """
     plain = builtins.hash
 
     def salted(value: object, /) -> int:
-        return plain(value) ^ rank if isinstance(value, str | bytes) else plain(value)
+        if not isinstance(value, str | bytes) or _within_hash(sys._getframe(1)):
+            return plain(value)
+        return plain(value) ^ rank
 
     builtins.hash = salted
+
+
+def _within_hash(frame: FrameType | None) -> bool:
+    """Whether a `__hash__` is among a frame and its callers."""
+    while frame is not None and frame.f_code.co_name != "__hash__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _run(

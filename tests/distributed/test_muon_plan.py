@@ -1,4 +1,4 @@
-"""Ranks with unlike calibrations iterate Muon's matrices alike: as the first rank's says."""
+"""Ranks with unlike calibrations, or none, iterate Muon's matrices alike: as the first rank's says, or measures."""
 
 import os
 from collections.abc import Iterable
@@ -10,10 +10,11 @@ from torch import nn
 
 pytest.importorskip("megaopt_muon")
 from launch import RankError, launch
-from megaopt_muon.choice import calibration
+from megaopt_muon.choice import calibration, first_rank
 from megaopt_muon.choice.rates import Rates
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.products import precision
+from megaopt_muon.products.onednn import is_multiplied
 
 from megaopt_core import ProcessGroupCollection, build_optimizer
 
@@ -48,6 +49,7 @@ def trained(
     sharding: str | None = None,
     *,
     is_cut: bool = False,
+    **settings: str,
 ) -> tuple[set[str], torch.Tensor]:
     """Return the plans by which a built Muon iterates, and the weight after its steps."""
     rows, columns = start.shape
@@ -57,7 +59,9 @@ def trained(
     weight.use_muon = True
     if is_cut:
         weight.tensor_model_parallel, weight.partition_dim = True, 0
-    optimizer = build_optimizer(model, "muon", pg_collection=groups, sharding=sharding, **SETTINGS)
+    optimizer = build_optimizer(
+        model, "muon", pg_collection=groups, sharding=sharding, **SETTINGS, **settings
+    )
     for grad in grads:
         weight.grad = grad.clone()
         optimizer.step()
@@ -126,3 +130,48 @@ def test_a_broken_file_on_one_rank_is_told_on_all(tmp_path):
         launch(broken_on_one, 2, str(tmp_path), group_timeout=60.0)
     assert "rank 0: " in str(told.value)
     assert "rank 1 cannot route its parameters: ConfigurationError: MEGAOPT_CALIBRATION=" in str(told.value)
+
+
+def measured_by_first(
+    rank: int, size: int, cut: bool, folder: str, precision_: str, deterministic: int | None, stored: bool
+) -> tuple[set[str], torch.Tensor]:
+    """Return plans and weight where the second rank would measure something else."""
+    precision.multiplies_bfloat16 = first_rank.multiplies_bfloat16 = lambda: True
+    os.environ.pop(calibration.VARIABLE, None)
+    os.environ["XDG_CACHE_HOME"] = folder
+    rates = Rates(size=384, gram=1e-11, square=SQUARE[rank], apply=1e-11, pass_=1e-13)
+    first_rank.probed_rates = lambda: rates
+    first_rank.probed_shares = lambda rows: {128: (0.5, 1.0)[rank]} if rows >= 128 else {}
+    if stored and rank == 0:
+        calibration.calibrated = lambda: (
+            Rates(size=384, gram=1e-11, square=1e-10, apply=1e-11, pass_=1e-13),
+        )
+        calibration.write_calibration()
+    if rank == deterministic:
+        torch.use_deterministic_algorithms(True)
+    whole, world = tensors(), dist.group.WORLD
+    own = [tensor.chunk(size)[rank] for tensor in whole] if cut else whole
+    groups = ProcessGroupCollection(tp=world) if cut else ProcessGroupCollection(dp=world, dp_cp=world)
+    settings = {"muon_fp32_matmul_prec": precision_}
+    return trained(own[0], own[1:], groups, is_cut=cut, **settings)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    ("precision_", "deterministic", "stored", "plan"),
+    [
+        ("highest", None, False, "256x512:gram+onednn"),
+        ("highest", 1, False, "256x512:gram"),
+        ("highest", None, True, "256x512:gram+onednn"),
+        ("medium", None, False, "256x512:gram"),
+        ("medium", None, True, "256x512:plain"),
+    ],
+)
+def test_the_first_rank_measures_for_all(tmp_path, cut, precision_, deterministic, stored, plan):
+    """What is not stored, unless some rank is to be deterministic: then torch multiplies, by rates that are assumed."""
+    if plan.endswith("onednn") and not is_multiplied(256, torch.float32, torch.device("cpu")):
+        pytest.skip("this torch has no such products")
+    results = launch(measured_by_first, 2, cut, str(tmp_path), precision_, deterministic, stored)
+    assert [plans for plans, _ in results] == [{plan}] * 2
+    if not cut:
+        assert torch.equal(results[0][1], results[1][1])

@@ -389,8 +389,8 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
     def agree(self, pg_collection: ProcessGroupCollection) -> None:
         """Choose from the rates of the first rank, on all ranks of the process groups: they all call it.
 
-        Building an optimizer does it. Who constructs this class himself calls it where ranks step the same matrices and
-        may have unlike calibrations.
+        Building an optimizer does it. Who constructs this class himself calls it where ranks step the same matrices:
+        without it nothing is measured among ranks.
 
         Args:
             pg_collection: the process groups; without any of several ranks each process goes by what it knows.
@@ -399,7 +399,7 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
             ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
             RoutingError: it does so on another rank.
         """
-        self.books.agree(pg_collection)
+        self.books.agree(pg_collection, [param for group in self.param_groups for param in group["params"]])
 
     def _is_customized(self) -> bool:
         cls: Hashable = type(self)  # type: ignore[assignment] # mypy asks the class's instances

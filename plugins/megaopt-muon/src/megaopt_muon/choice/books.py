@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import math
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, override
 
+import torch
 from attrs import asdict
 
 from megaopt_core.parallel import communicates
-from megaopt_muon.choice.calibration import current_rates, current_share, nearest, rates_of_first_rank
+from megaopt_muon.choice.calibration import current_rates, current_share
+from megaopt_muon.choice.first_rank import Need, agreed_rates
 from megaopt_muon.choice.methods import MethodBook, is_narrow
 from megaopt_muon.choice.plan_text import parsed_plan
 from megaopt_muon.products.precision import compute_dtype
 
 if TYPE_CHECKING:
-    import torch
-
     from megaopt_core.parallel import ProcessGroupCollection
     from megaopt_muon.choice.rates import Rates
     from megaopt_muon.newton_schulz.iteration import NewtonSchulz
@@ -63,26 +63,21 @@ class GroupBooks:
             group["ns_plan"] = known.text
         return known
 
-    def agree(self, pg_collection: ProcessGroupCollection) -> None:
+    def agree(self, pg_collection: ProcessGroupCollection, params: Iterable[torch.Tensor]) -> None:
         """Choose from the rates of the first rank, on all ranks of the process groups: they all call it.
 
         Args:
             pg_collection: the process groups.
+            params: this rank's parameters.
 
         Raises:
             ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
             RoutingError: it does so on another rank.
         """
         if any(communicates(group) for group in asdict(pg_collection, recurse=False).values()):
-            self._rates = agreed = partial(nearest, rates_of_first_rank(pg_collection))
-            self._share = partial(_agreed_share, agreed)
+            agreed = agreed_rates(pg_collection, _need_of(self._ns, params))
+            self._rates, self._share = agreed.rates_of, agreed.share_of
             self._books.clear()
-
-
-def _agreed_share(rates: Callable[[int], Rates], small: int) -> float:
-    """Return what the first rank has measured of oneDNN's products; as long as torch's take where it has not."""
-    share = rates(small).onednn
-    return 1.0 if share is None else share
 
 
 def _kind_of(ns: NewtonSchulz, param: torch.Tensor) -> dict[str, bool]:
@@ -93,3 +88,15 @@ def _kind_of(ns: NewtonSchulz, param: torch.Tensor) -> dict[str, bool]:
         "relaxed": ns.stands_in(dtype),
         "half": ns.is_half(param.device),
     }
+
+
+def _need_of(ns: NewtonSchulz, params: Iterable[torch.Tensor]) -> Need:
+    """Return what is worth measuring for parameters; a matrix of so many elements has at most their root in rows."""
+    narrow, rows = False, 0
+    for param in params:
+        if param.device.type == "cpu":
+            dtype = compute_dtype(ns.precision, param.dtype, param.device)
+            narrow = narrow or is_narrow(dtype, param.device)
+            if dtype == torch.float32:
+                rows = max(rows, math.isqrt(param.numel()))
+    return Need(narrow, rows)

@@ -8,19 +8,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import asdict
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.parallel import agree_over_ranks
 from megaopt_muon.choice.onednn_share import probed_share
 from megaopt_muon.choice.rates import DEFAULT, Rates, calibrated, probe, processor_kind
-
-if TYPE_CHECKING:
-    from megaopt_core.parallel import ProcessGroupCollection
 
 __all__ = [
     "VARIABLE",
@@ -28,7 +24,7 @@ __all__ = [
     "current_rates",
     "current_share",
     "nearest",
-    "rates_of_first_rank",
+    "probed_rates",
     "stored_rates",
     "write_calibration",
 ]
@@ -149,7 +145,7 @@ def current_rates(small: int) -> Rates:
     Raises:
         ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
     """
-    return _known(small) or _probed(torch.get_num_threads())
+    return _known(small) or probed_rates()
 
 
 def current_share(small: int) -> float:
@@ -194,24 +190,9 @@ def nearest(known: Sequence[Rates], small: int) -> Rates:
     return min(known, key=lambda rates: abs(rates.size - small))
 
 
-def rates_of_first_rank(pgs: ProcessGroupCollection) -> tuple[Rates, ...]:
-    """Return what the first rank's stored calibration says, the assumed rates where it has none, on all ranks.
-
-    All ranks of the process groups take part. Nothing is measured: a rank that waits for others says little.
-
-    Args:
-        pgs: the process groups.
-
-    Raises:
-        ConfigurationError: `MEGAOPT_CALIBRATION` names a file on this rank that cannot be read.
-        RoutingError: it does so on another rank.
-    """
-    mine, error = tuple[Rates, ...](), None
-    try:
-        mine = stored_rates() or (DEFAULT,)
-    except ConfigurationError as raised:
-        error = raised
-    return agree_over_ranks(mine, pgs, "choosing how Muon iterates", error=error)[0]
+def probed_rates() -> Rates:
+    """Measure in some milliseconds, once for this number of threads."""
+    return _probed(torch.get_num_threads())
 
 
 @cache

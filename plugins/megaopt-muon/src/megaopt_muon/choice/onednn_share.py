@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from megaopt_muon.products.panels import SymmetricMatrix
 from megaopt_muon.products.symmetric import gram_matrix, gram_of_columns, is_tall, symmetric_product
 from megaopt_muon.products.workspace import Workspace
 
-__all__ = ["onednn_share", "probed_share"]
+__all__ = ["onednn_share", "probed_share", "probed_shares", "share_for"]
 
 _PROBED: Final = (448, 256, 192, 128)
 """Rows of the square matrices that probes measure with."""
@@ -35,6 +35,25 @@ def probed_share(small: int) -> float:
     """
     size = next((size for size in _PROBED if small >= size), _PROBED[-1])
     return _measured(size, torch.get_num_threads())
+
+
+def probed_shares(rows: int) -> dict[int, float]:
+    """Return what :func:`probed_share` does for all matrices of at most so many rows, by rows from which on it holds.
+
+    Args:
+        rows: that any matrix has at most.
+    """
+    return {size: probed_share(size) for size in _PROBED if size <= rows}
+
+
+def share_for(shares: Mapping[int, float], small: int) -> float:
+    """Return the part that holds for a size; 1, as long as torch's own products, where none was measured.
+
+    Args:
+        shares: by rows from which on they hold.
+        small: rows of the matrix that will be iterated.
+    """
+    return shares[max(sizes)] if (sizes := [size for size in shares if size <= small]) else 1.0
 
 
 @cache

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from attrs import asdict, field, frozen
+from attrs import asdict, evolve, field, frozen
 from attrs.validators import optional
 
 from megaopt_core.errors import ConfigurationError
@@ -25,13 +25,19 @@ from megaopt_muon.products.precision import processor_capabilities
 __all__ = ["DEFAULT", "Rates", "probe", "processor_kind"]
 
 _SIZES: Final = (256, 768)
-"""Rows of the matrices that a calibration measures with, four times as long as high."""
+"""Rows of the matrices that a calibration measures with."""
+
+_ASPECT: Final = 4
+"""How many times longer than high these are."""
+
+_ROUNDS: Final = 9
+"""How often each operation is measured for one result of a calibration."""
 
 _PROBED: Final = 384
 """Rows of the square matrices that a probe measures with: the rates of smaller ones tell little of larger ones."""
 
 _RUNS: Final = 5
-"""How often a calibration measures, of which the median counts."""
+"""Results of a calibration, of which the median counts."""
 
 _CALL: Final = 5e-6
 """Seconds that a call takes before it computes."""
@@ -141,15 +147,20 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
             run()
             elapsed = max(time.perf_counter() - start, 1e-9)
             fastest[name] = min(fastest[name], elapsed / units)
-    return Rates(size=size, **fastest, onednn=onednn_share(size, aspect, least=rounds, most=rounds))
+    return Rates(size=size, **fastest)
 
 
 def calibrated() -> tuple[Rates, ...]:
     """Measure carefully, with matrices of two sizes: what `megaopt calibrate` stores."""
     found = []
     for size in _SIZES:
-        begin, runs = time.perf_counter(), [asdict(_measured(size, 4, rounds=9))]
+        begin, runs = time.perf_counter(), [_measured_with_share(size)]
         while len(runs) < _RUNS and time.perf_counter() - begin < _ENOUGH:
-            runs.append(asdict(_measured(size, 4, rounds=9)))
+            runs.append(_measured_with_share(size))
         found.append(Rates(**{key: statistics.median_low(run[key] for run in runs) for key in runs[0]}))
     return tuple(found)
+
+
+def _measured_with_share(size: int) -> dict[str, Any]:
+    share = onednn_share(size, _ASPECT, least=_ROUNDS, most=_ROUNDS)
+    return asdict(evolve(_measured(size, _ASPECT, rounds=_ROUNDS), onednn=share))

@@ -175,3 +175,27 @@ def test_the_first_rank_measures_for_all(tmp_path, cut, precision_, deterministi
     assert [plans for plans, _ in results] == [{plan}] * 2
     if not cut:
         assert torch.equal(results[0][1], results[1][1])
+
+
+def unable(rank: int, size: int, folder: str) -> None:
+    """Build where the first rank cannot measure."""
+    del size
+
+    def fail(rows: int) -> None:
+        raise MemoryError(f"no room for {rows} rows")
+
+    os.environ.pop(calibration.VARIABLE, None)
+    os.environ["XDG_CACHE_HOME"] = folder
+    if rank == 0:
+        first_rank.probed_shares = fail
+    build_optimizer(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), "muon", lr=0.1, muon_fp32_matmul_prec="highest"
+    )
+
+
+def test_a_first_rank_that_cannot_measure_is_told_on_all(tmp_path):
+    """Nobody waits for what it will not say."""
+    with pytest.raises(RankError) as told:
+        launch(unable, 2, str(tmp_path), group_timeout=60.0)
+    assert "cannot measure how fast this processor multiplies: MemoryError: no room" in str(told.value)
+    assert "rank 1: " in str(told.value)

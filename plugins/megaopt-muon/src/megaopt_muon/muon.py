@@ -397,7 +397,8 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
 
         Raises:
             ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
-            RoutingError: it does so on another rank.
+            PluginError: this rank is the first, and cannot measure.
+            RoutingError: another rank fails in one of these ways.
         """
         self.books.agree(pg_collection, [param for group in self.param_groups for param in group["params"]])
 

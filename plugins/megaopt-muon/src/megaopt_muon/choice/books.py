@@ -72,7 +72,8 @@ class GroupBooks:
 
         Raises:
             ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
-            RoutingError: it does so on another rank.
+            PluginError: this rank is the first, and cannot measure.
+            RoutingError: another rank fails in one of these ways.
         """
         if any(communicates(group) for group in asdict(pg_collection, recurse=False).values()):
             agreed = agreed_rates(pg_collection, _need_of(self._ns, params))

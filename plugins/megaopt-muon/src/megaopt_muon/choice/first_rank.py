@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
 
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.errors import ConfigurationError, PluginError
 from megaopt_core.parallel import ProcessGroupCollection, agree_over_ranks
 from megaopt_muon.choice.calibration import nearest, probed_rates, stored_rates
 from megaopt_muon.choice.onednn_share import probed_shares, share_for
@@ -85,7 +85,8 @@ def agreed_rates(pgs: ProcessGroupCollection, need: Need) -> Agreed:
 
     Raises:
         ConfigurationError: `MEGAOPT_CALIBRATION` names a file on this rank that cannot be read.
-        RoutingError: it does so on another rank.
+        PluginError: this rank, the first, cannot measure.
+        RoutingError: another rank fails in one of these ways.
     """
     stored, error = tuple[Rates, ...](), None
     try:
@@ -95,18 +96,28 @@ def agreed_rates(pgs: ProcessGroupCollection, need: Need) -> Agreed:
     mine = _Told(dist.get_rank(), stored, need, torch.are_deterministic_algorithms_enabled())
     told = agree_over_ranks(mine, pgs, _WHAT, error=error)
     stored, rank = told[0].stored, told[0].rank
-    if any(each.is_deterministic for each in told):
-        return Agreed(stored or (DEFAULT,))
-    need = Need(any(each.need.narrow for each in told), max(each.need.rows for each in told))
+    measured, error = None, None
+    if mine.rank == rank and not any(each.is_deterministic for each in told):
+        need = Need(any(each.need.narrow for each in told), max(each.need.rows for each in told))
+        try:
+            measured = _measured(stored, need)
+        except Exception as raised:  # noqa: BLE001 - others wait for this rank
+            error = PluginError(f"Muon cannot measure how fast this processor multiplies: {_words(raised)}")
+            error.__cause__ = raised
+    # Also where nothing is measured: ranks that have not met all others may think otherwise.
+    given = agree_over_ranks(measured, pgs, _WHAT, error=error)
+    return next(filter(None, given), Agreed(stored or (DEFAULT,)))
+
+
+def _measured(stored: tuple[Rates, ...], need: Need) -> Agreed | None:
+    """Measure what is needed and not stored."""
     if stored:
         need = Need(rows=need.rows if any(rates.onednn is None for rates in stored) else 0)
     if need == Need():
-        return Agreed(stored or (DEFAULT,))
-    measured = _measured(stored, need) if mine.rank == rank else None
-    return next(filter(None, agree_over_ranks(measured, pgs, _WHAT)), Agreed(stored or (DEFAULT,)))
-
-
-def _measured(stored: tuple[Rates, ...], need: Need) -> Agreed:
-    """Measure what is needed and not stored."""
+        return None
     one = probed_rates() if need.narrow and multiplies_bfloat16() else DEFAULT
     return Agreed(stored or (evolve(one, onednn=None),), probed_shares(need.rows))
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -81,7 +81,7 @@ def onednn_share(size: int, aspect: int, *, least: int, most: int) -> float:
     device = torch.device("cpu")
     if not is_multiplied(size, torch.float32, device):
         return 1.0
-    x = torch.eye(size, aspect * size, device=device)
+    x = torch.eye(size, aspect * size, dtype=torch.float32, device=device)
     steps = {"onednn": _onednn_step(x), "torch": _torch_step(x)}
     fastest = dict.fromkeys(steps, math.inf)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -99,7 +99,7 @@ def onednn_share(size: int, aspect: int, *, least: int, most: int) -> float:
 
 def _onednn_step(x: torch.Tensor) -> Callable[[], Any]:
     blocks, like = column_blocks(x), (x.shape[0], x.shape[0])
-    gram, m = (SymmetricMatrix(torch.empty(like, device=x.device), onednn=True) for _ in range(2))
+    gram, m = (SymmetricMatrix(x.new_empty(like), onednn=True) for _ in range(2))
 
     def step() -> None:
         if len(gram.panels) == 1:

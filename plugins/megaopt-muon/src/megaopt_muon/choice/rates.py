@@ -127,8 +127,9 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
     Where a round takes seconds, the first one counts, with what it compiled.
     """
     begin = time.perf_counter()
-    x = torch.ones(size, aspect * size, dtype=torch.bfloat16)
-    square, out = torch.ones(2, size, size, dtype=torch.bfloat16)
+    # Whatever device and dtype a program makes its own default.
+    x = torch.ones(size, aspect * size, dtype=torch.bfloat16, device="cpu")
+    square, out = x.new_ones(2, size, size)
     large_out, large = torch.empty_like(x), aspect * size**3
     operations: dict[str, tuple[Callable[[], Any], int]] = {
         "gram": (lambda: outer(x, 1.0, out, tall=False), large),

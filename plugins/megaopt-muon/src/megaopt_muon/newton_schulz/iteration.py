@@ -121,7 +121,8 @@ class NewtonSchulz:
                 return self._whole(
                     update, dtype, book or self.book, consume=consume, square=square, factor=factor
                 )
-            x = normalized(update, torch.empty(update.shape, dtype=dtype), self.eps)
+            x = torch.empty(update.shape, dtype=dtype, device=update.device)
+            x = normalized(update, x, self.eps)
             return self.finite(self.batch(x), update).times(factor)
         runs = self.half_runs(update.shape, update.device, book)
         if runs:

@@ -37,6 +37,8 @@ MADE_OF = {  # how codes are made by hand
     "a method": "c = ids.unsqueeze(-1).eq(torch.arange(9)).float()",
     "scattered": "c = torch.zeros(2, 3, 9).scatter(2, ids[..., None], 1.0)",
     "scattered in place": "c = torch.zeros(2, 3, 9)\nc.scatter_(2, ids[..., None], 1)",
+    "rows of the identity": "c = torch.eye(9)[ids]",
+    "rows of the identity, moved": "c = torch.eye(9, device='cpu').to(torch.float32)[ids]",
 }
 
 
@@ -54,13 +56,26 @@ def test_codes_may_be_made_by_hand(generated_models: ModuleType, case: str) -> N
         "c = torch.zeros(2, 3, 9).scatter(2, ids[..., None], s.sum())",
         "c = torch.zeros(2, 9).scatter(1, ids, 1.0)",
         "c = (ids[..., None] == ids).float()",
+        "c = torch.eye(9)[1] + ids",
     ],
-    ids=["other values", "several ones", "a comparison of what is given"],
+    ids=["other values", "several ones", "a comparison of what is given", "one row of the identity"],
 )
 def test_not_all_that_is_written_or_compared_is_a_code(generated_models: ModuleType, made: str) -> None:
     """Other values and sets of ones are features, and what is compared with itself has no classes."""
     found = roles_of(generated_models, f"{made}\ns = torch.tanh(torch.relu(c @ self.t) @ self.w)")
     assert found["t"].role is not Role.EMBEDDING, found["t"].reason
+
+
+def test_a_head_as_wide_as_the_codes_is_an_output(generated_models: ModuleType) -> None:
+    """A layer that takes codes has a row for each class, as a table has, and so has what predicts them."""
+    made = "self.t, self.g, self.h = nn.Linear(9, 8), nn.GRU(8, 8), nn.Linear(8, 9)"
+    forward = "return self.h(self.g(self.t(torch.eye(9)[ids]))[0]).softmax(-1).log()"
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model_with_forward(made, "ids", forward)())
+    assert found["t.weight"].role is Role.EMBEDDING, found["t.weight"].reason
+    assert (found["h.weight"].role, found["h.weight"].doubt) == (Role.OUTPUT, Doubt.NONE), found[
+        "h.weight"
+    ].reason
 
 
 def test_one_column_of_codes_is_no_code(generated_models: ModuleType) -> None:

@@ -91,6 +91,39 @@ class HeadByHead(Fused):
         return (part.transpose(1, 2) for part in y.view(b, t, HEADS, 3 * HEAD).chunk(3, -1))
 
 
+class Conv1D(nn.Module):
+    """GPT-2's layer, whose weight is stored `[in, out]`."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.zeros(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+class Transposed(SideBySide):
+    """Of such layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = Conv1D(3 * WIDTH, WIDTH), Conv1D(WIDTH, WIDTH)
+
+
+class Biased(ByNumber):
+    """Scores grow or fall with a number for each distance and head, as T5's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.distance = nn.Embedding(32, HEADS)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(q.shape[-2])
+        bias = self.distance((places[:, None] - places).abs()).permute(2, 0, 1)
+        return (q @ k.transpose(-2, -1) + bias).softmax(-1) @ v
+
+
 class Latent(nn.Module):
     """Latent attention: keys and values of all heads come from a few features, positions go beside them."""
 
@@ -130,7 +163,10 @@ def test_heads_of_projections(cls):
     assert heads(cls()) == expected
 
 
-@pytest.mark.parametrize("cls", [ByNumber, BySize, Unflattened, Rotated, SideBySide, AtOnce, HeadByHead])
+TAKEN = [ByNumber, BySize, Unflattened, Rotated, SideBySide, AtOnce, HeadByHead, Transposed, Biased]
+
+
+@pytest.mark.parametrize("cls", TAKEN)
 def test_output_projections_take_heads(cls):
     """What comes from queries, keys and values of heads has heads along its columns."""
     found = infer_roles(nn.Sequential(cls(), nn.LayerNorm(WIDTH), cls()))

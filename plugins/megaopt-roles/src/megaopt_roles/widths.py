@@ -9,6 +9,7 @@ from torch import nn
 
 from megaopt_core.routing import is_projection
 from megaopt_roles.forward.dependencies import ARGUMENT, NUMBER
+from megaopt_roles.forward.sources.stored_weights import stored_weight
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.model.features import inputs_of, made_by, outputs_of, taken_by
 from megaopt_roles.model.reading import ModelReading
@@ -44,6 +45,7 @@ class Widths:
             elif is_projection(module) or isinstance(module, nn.Bilinear):
                 self._by_identity[id(module)] = outputs_of(module)
                 taken.add(inputs_of(module))
+                self._rows |= _rows_of_codes(module, reading)
                 if id(module) not in heads:
                     made.add(outputs_of(module))
             elif "norm" in type(module).__name__.lower():
@@ -105,6 +107,12 @@ class Widths:
         """
         width = self._by_identity.get(projection)
         return width in self._hidden and (residual or width not in self._rows)
+
+
+def _rows_of_codes(projection: nn.Module, reading: ModelReading) -> set[int]:
+    """Return how many one-hot codes a projection takes: it is a table of as many rows."""
+    uses = reading.uses.get(id(stored_weight(projection)), ())
+    return {inputs_of(projection)} if any(use.kind == "indexed" for use in uses) else set()
 
 
 def _last_norms(

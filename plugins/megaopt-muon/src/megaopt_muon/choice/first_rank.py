@@ -96,16 +96,16 @@ def agreed_rates(pgs: ProcessGroupCollection, need: Need) -> Agreed:
     mine = _Told(dist.get_rank(), stored, need, torch.are_deterministic_algorithms_enabled())
     told = agree_over_ranks(mine, pgs, _WHAT, error=error)
     stored, rank = told[0].stored, told[0].rank
-    measured, error = None, None
+    measured, unable = None, None
     if mine.rank == rank and not any(each.is_deterministic for each in told):
         need = Need(any(each.need.narrow for each in told), max(each.need.rows for each in told))
         try:
             measured = _measured(stored, need)
         except Exception as raised:  # noqa: BLE001 - others wait for this rank
-            error = PluginError(f"Muon cannot measure how fast this processor multiplies: {_words(raised)}")
-            error.__cause__ = raised
+            unable = PluginError(f"Muon cannot measure how fast this processor multiplies: {_words(raised)}")
+            unable.__cause__ = raised
     # Also where nothing is measured: ranks that have not met all others may think otherwise.
-    given = agree_over_ranks(measured, pgs, _WHAT, error=error)
+    given = agree_over_ranks(measured, pgs, _WHAT, error=unable)
     return next(filter(None, given), Agreed(stored or (DEFAULT,)))
 
 

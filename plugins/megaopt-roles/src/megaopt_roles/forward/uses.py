@@ -90,9 +90,11 @@ class UseNotes:
 
     Args:
         uses: how each parameter, by identity, is used.
+        muted: nothing is noted now.
     """
 
     uses: dict[int, set[Use]] = field(factory=dict)
+    muted: bool = False
 
     def use(self, weight: Weight, use: Use) -> None:
         """Note how the parameters behind a weight are used.
@@ -100,6 +102,8 @@ class UseNotes:
         What is done to the rows of a product of parameters says nothing of its right-hand factor. Axes are those of one
         of them: another one that has fewer is used over axes that are not known.
         """
+        if self.muted:
+            return
         last = max((*use.inputs, *use.outputs, *use.batch), default=-1)
         for param in weight.holders if use.kind in _OF_ROWS else weight.params:
             self.uses.setdefault(id(param), set()).add(use if param.dim() > last else Use(use.kind))

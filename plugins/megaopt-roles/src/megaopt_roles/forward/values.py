@@ -73,6 +73,8 @@ class Flow:
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
     noise: bool = False
     """It was drawn, or is the gradient of a weight, and no layer has made it."""
+    eye: bool = False
+    """It is the identity matrix, whose rows are one-hot codes."""
     coded: bool = False
     """It is one-hot codes along its last axis, each by itself: not joined, added up or laid in one axis."""
 

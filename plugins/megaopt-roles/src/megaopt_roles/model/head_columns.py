@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from megaopt_core.routing import is_linear
+from megaopt_core.routing import is_conv1d, is_linear
 from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.model.features import inputs_of, outputs_of
 
@@ -35,7 +35,9 @@ def find_head_columns(reading: ModelReading, modules: Mapping[str, nn.Module]) -
             found[id(module.out_proj)] = module.head_dim
         for call in reading.calls(module):
             taker = call.module
-            if id(taker) in reading.heads or not isinstance(taker, nn.Module) or not is_linear(taker):
+            if id(taker) in reading.heads or not isinstance(taker, nn.Module):
+                continue
+            if not (is_linear(taker) or is_conv1d(taker)):
                 continue
             size = _head_size(reading, by_identity, call.deps, inputs_of(taker))
             if size:
@@ -46,8 +48,15 @@ def find_head_columns(reading: ModelReading, modules: Mapping[str, nn.Module]) -
 def _head_size(
     reading: ModelReading, modules: Mapping[int, nn.Module], deps: frozenset[Any], width: int
 ) -> int:
-    """Return the size of a head where values come from queries, keys and values of heads alike, as wide; else 0."""
-    sources = reading.origins(deps - {ARGUMENT})[0]
+    """Return the size of a head where values come from queries, keys and values of heads alike, as wide; else 0.
+
+    A table beside them tells attention how far positions are apart.
+    """
+    sources = [
+        source
+        for source in reading.origins(deps - {ARGUMENT})[0]
+        if not isinstance(modules.get(source), nn.Embedding)
+    ]
     heads = [reading.heads.get(source, ()) for source in sources]
     parts = [size for sizes in heads for size in sizes]
     if len(parts) != 3 or not all(heads) or len(set(parts)) != 1 or width % parts[0]:

@@ -15,9 +15,12 @@ from megaopt_roles.forward.objects.frames import Frame
 from megaopt_roles.forward.objects.unpacking import unpack
 from megaopt_roles.forward.shapes import indexing
 from megaopt_roles.forward.sources import quiet
-from megaopt_roles.forward.values import Flow, deps_of, is_abstract
+from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract
 
 __all__ = ["ItemEvaluator"]
+
+_EXTENTS = frozenset(["shape", "size", "numel", "nelement", "dim", "ndim", "dtype", "device", "element_size"])
+"""What a tensor is asked for without its numbers."""
 
 _STACKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -37,6 +40,18 @@ class ItemEvaluator(AttributeEvaluator):
         found = self.item(value, key)
         self.trace.take(id(node), value, key, found)
         return found
+
+    def _attribute(self, node: ast.Attribute, frame: Frame) -> Any:
+        """Return an attribute; how large a part of a weight is says nothing of how the weight is used."""
+        if node.attr not in _EXTENTS or not isinstance(node.value, ast.Subscript):
+            return super()._attribute(node, frame)
+        owner, key = self.evaluate(node.value.value, frame), self._key(node.value.slice, frame)
+        before, self.trace.muted = self.trace.muted, isinstance(owner, Weight) or self.trace.muted
+        try:
+            part = self.item(owner, key)
+        finally:
+            self.trace.muted = before
+        return self.read(part, node.attr)
 
     def _key(self, node: ast.expr, frame: Frame) -> Any:
         value = self.evaluate(node, frame)

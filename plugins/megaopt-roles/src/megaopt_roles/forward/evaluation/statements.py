@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
+
+from attrs import evolve
 
 from megaopt_roles.forward.evaluation.calls import CallEvaluator
 from megaopt_roles.forward.objects.alternatives import abstract, merge_values
@@ -13,6 +16,7 @@ from megaopt_roles.forward.objects.frames import Closure, Frame
 from megaopt_roles.forward.sources.gradients import stops_gradients
 from megaopt_roles.forward.sources.trees import function_tree, imported
 from megaopt_roles.forward.values import Flow, deps_of, held_by
+from megaopt_roles.forward.weights.contractions import is_fixed
 
 __all__ = ["Evaluator"]
 
@@ -137,6 +141,7 @@ class Evaluator(CallEvaluator):
     def _do_for(self, node: ast.For, frame: Frame, returned: list[Any]) -> str | None:
         items = items_of(self.trace, self.evaluate(node.iter, frame))
         self.trace.go_through(items)
+        _begin_states(node, frame)
         enough = self.trace.budget // 2
         for position, item in enumerate(items):
             if type(item) is int and 2 < position < len(items) - 2 and self.trace.budget < enough:
@@ -150,6 +155,7 @@ class Evaluator(CallEvaluator):
         return self._block(node.orelse, frame, returned)
 
     def _do_while(self, node: ast.While, frame: Frame, returned: list[Any]) -> str | None:
+        _begin_states(node, frame)
         for done in range(MOST_ITEMS):
             known = self.truth(self.evaluate(node.test, frame))
             if known is False or (known is None and done > 1):  # a condition that is not known holds twice
@@ -199,3 +205,23 @@ class Evaluator(CallEvaluator):
 def _known(value: Any) -> Any:
     """Return what was imported in the form that the evaluator computes with; of None nothing is known."""
     return Flow() if value is None else abstract(value)
+
+
+def _begin_states(loop: ast.For | ast.While, frame: Frame) -> None:
+    """Take what is fixed, and what a loop puts something else in the place of that it made of it, for a first state."""
+    for name in _carried(loop) & frame.names.keys():
+        frame.names[name] = _first_state(frame.names[name])
+
+
+def _first_state(value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(map(_first_state, value))
+    return evolve(value, zero=True) if is_fixed(value) else value
+
+
+@lru_cache(maxsize=256)
+def _carried(loop: ast.For | ast.While) -> frozenset[str]:
+    """Return the names that the body of a loop reads and assigns."""
+    names = [node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name)]
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    return frozenset(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id in read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from megaopt_roles.forward.objects.alternatives import Choice
@@ -42,7 +43,8 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
             return items if len(items) == count else items * count
         return [trace.unknown(value)] * count
     if isinstance(value, Flow):
-        return _of_activation(trace, value, count, starred)
+        parts = _of_activation(trace, value, count, starred)
+        return [evolve(part, zero=True) for part in parts] if value.zero else parts
     if isinstance(value, Weight) and value.shape and value.shape[0] == count and value.axes is not None:
         return [taken(value, 0, None) for _ in range(count)]
     return [trace.unknown(value)] * count

@@ -15,7 +15,7 @@ from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of
 from megaopt_roles.forward.weights import contractions
 
-__all__ = ["cut_off", "equal", "nothing", "scatter", "zeros"]
+__all__ = ["cut_off", "equal", "eye", "nothing", "scatter", "zeros"]
 
 
 _FILLED = ("ones_like", "new_ones", "full_like", "new_full")
@@ -74,6 +74,11 @@ def equal(left: Any, right: Any) -> bool:
 def zeros(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     """Return what a recurrence begins with: an activation, which no table is looked up with."""
     return Flow(zero=True)
+
+
+def eye(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return the identity matrix: what is given picks the one-hot codes that are its rows."""
+    return Flow(eye=True)
 
 
 def nothing(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:

@@ -167,6 +167,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     # what no layer made
     **dict.fromkeys(("scatter", "scatter_"), codes.scatter),
     "zeros": codes.zeros,
+    "eye": codes.eye,
     "grad": derivatives.grad,
     **dict.fromkeys(
         ("_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic"), codes.nothing

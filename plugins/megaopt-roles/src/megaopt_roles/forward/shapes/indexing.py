@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve
 
-from megaopt_roles.forward.dependencies import guessed
+from megaopt_roles.forward.dependencies import ARGUMENT, guessed
 from megaopt_roles.forward.rows import lies_along, relabel
 from megaopt_roles.forward.shapes.moves import of_sum
 from megaopt_roles.forward.trace import Trace
@@ -22,6 +22,8 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
         return index_weight(trace, value, list(key) if isinstance(key, tuple) else [key])
     if not isinstance(value, Flow):
         return trace.unknown(value, key)
+    if value.eye and isinstance(key, Flow) and key.deps == {ARGUMENT}:
+        return Flow(key.deps, one_hot=True, coded=True)
     if isinstance(key, str):  # numbers pick rows as well, of which all come from everything
         value = evolve(value, deps=guessed(value.deps))
     found = _index_flow(trace, value, key)

@@ -35,6 +35,14 @@ TAKEN = {  # ways to take layers
     "a part of an iterator": ("import itertools",
                               "import itertools\nfor layer in itertools.islice([self.a, self.b], 2):\n"
                               "    x = layer(x).relu()\nreturn self.head(x)"),
+    "pairs in one row": ("import itertools",
+                         "import itertools\nfor layer in itertools.chain.from_iterable(zip([self.a], [self.b])):\n"
+                         "    x = layer(x).relu()\nreturn self.head(x)"),
+    "lists in one row": ("self.pairs = [(self.a, self.b)]",
+                         "for layer in sum(map(list, self.pairs), []):\n    x = layer(x).relu()\nreturn self.head(x)"),
+    "called by their class": ("self.layers = [self.a, self.b]",
+                              "for layer in self.layers:\n    x = nn.Module.__call__(layer, x).relu()\n"
+                              "return self.head(x)"),
     "a list of a list": ("self.groups = nn.ModuleList([nn.ModuleList([self.a]), nn.ModuleList([self.b])])",
                          "for i in range(2):\n    found = [[], []]\n    found[i].append(self.groups[i][0](x).relu())\n"
                          "    x = found[i][-1]\nreturn self.head(x)"),

@@ -90,6 +90,13 @@ class BuiltinEvaluator(ExpressionEvaluator):
         items = quiet.items(args[0]) if args and not kwargs else None
         numbers = [] if items is None else [*items, *args[1:]]
         counted = items is not None and all(type(number) in (bool, int, float) for number in numbers)
+        if (
+            len(args) == 2
+            and type(args[1]) is list
+            and numbers
+            and all(type(each) is list for each in numbers)
+        ):
+            return [item for each in (args[1], *numbers[:-1]) for item in each]  # lists, one behind the other
         return sum(numbers) if counted else self.trace.unknown(*args)
 
     def _builtin_sorted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

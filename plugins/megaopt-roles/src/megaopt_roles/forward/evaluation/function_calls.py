@@ -67,7 +67,7 @@ class FunctionCallEvaluator(ModuleCallEvaluator):
         transform = TRANSFORMS.get((module.partition(".")[0], name)) if args else None
         if transform is not None:
             return transform(self.call, self.trace, args, kwargs)
-        if module in ("_operator", "itertools"):
+        if module in ("_operator", "itertools") or _is_chain_of_all(callee):
             return self._call_of_python(callee, name, args, kwargs)
         if callee in _PLAIN or module == "math":
             return self._call_plain_function(callee, args, kwargs)
@@ -83,6 +83,8 @@ class FunctionCallEvaluator(ModuleCallEvaluator):
         """Return the result of a function of `operator`, or what a loop over one of `itertools` sees."""
         if callee in _SEQUENCES:
             return [*callee(*(items_of(self.trace, arg) for arg in args))]
+        if _is_chain_of_all(callee) and args:
+            return [*itertools.chain(*(items_of(self.trace, part) for part in items_of(self.trace, args[0])))]
         if callee is itertools.islice and args and all(map(quiet.is_plain, args[1:])):
             return [*itertools.islice(items_of(self.trace, args[0]), *args[1:])]
         if name in _OPERATORS and len(args) > 1:
@@ -112,6 +114,8 @@ class FunctionCallEvaluator(ModuleCallEvaluator):
         owner = getattr(callee, "__self__", None)
         if name == "apply" and isinstance(owner, type):
             return self._apply(owner, args, kwargs)
+        if callee is nn.Module.__call__ and args and isinstance(args[0], nn.Module):
+            return self.call(args[0], args[1:], kwargs)
         if name == "functional_call" and args and isinstance(args[0], nn.Module):
             return self._functional_call(args[0], args, kwargs)
         if module.startswith("torch.distributions"):  # of the values that it is given, entry by entry
@@ -175,3 +179,8 @@ class FunctionCallEvaluator(ModuleCallEvaluator):
         finally:
             self.trace.cut_off -= cut
             self.running.pop()
+
+
+def _is_chain_of_all(function: Any) -> bool:
+    """True for `itertools.chain.from_iterable`, which is another object each time."""
+    return getattr(function, "__self__", None) is itertools.chain and function.__name__ == "from_iterable"

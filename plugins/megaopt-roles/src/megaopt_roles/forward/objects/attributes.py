@@ -130,6 +130,8 @@ def _of_class(owner: type, name: str) -> Any:
         return value.__func__
     if isinstance(value, classmethod):
         return Bound(owner, value.__func__, name)
+    if isinstance(value, types.ClassMethodDescriptorType):  # of a class of Python's own
+        return value.__get__(None, owner)
     return Flow() if value is None or inspect.isdatadescriptor(value) else abstract(value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, ValuesView
+from collections.abc import ItemsView, Iterable, Mapping, ValuesView
 from typing import Any
 
 import torch
@@ -77,6 +77,11 @@ class Flow:
     """It is the identity matrix, whose rows are one-hot codes."""
     coded: bool = False
     """It is one-hot codes along its last axis, each by itself: not joined, added up or laid in one axis."""
+
+    place: object = None
+    """The loop whose items it counts: the place of another item each time."""
+    changed: tuple[Flow, Mapping[int | Flow, Any]] | None = None
+    """What it was before something was put into it, and what was put where."""
 
     def part(self, index: int) -> Flow:
         """Return one item of it, taken for a tuple that a module returned."""

@@ -27,7 +27,8 @@ class BuiltinEvaluator(ExpressionEvaluator):
         items = items_of(self.trace, args[0]) if args else []
         start = args[1] if len(args) > 1 else kwargs.get("start", 0)
         numbered = not self.is_uncounted(args[0]) and isinstance(start, int)
-        made = [(start + i if numbered else Flow(), item) for i, item in enumerate(items)]
+        loop = object()
+        made = [(start + i if numbered else Flow(place=loop), item) for i, item in enumerate(items)]
         return made if numbered else self.as_uncounted(made)
 
     def _builtin_zip(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -50,7 +51,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
         return [self.call(args[0], items, {}) for items in self._builtin_zip(args[1:], {})]
 
     def _builtin_range(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return range(*args) if args and all(isinstance(arg, int) for arg in args) else Flow()
+        return range(*args) if args and all(isinstance(arg, int) for arg in args) else Flow(place=range)
 
     def _builtin_getattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if len(args) < 2 or not isinstance(args[1], str):

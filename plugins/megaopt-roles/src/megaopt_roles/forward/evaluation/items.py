@@ -32,6 +32,15 @@ def _item(found: Any) -> Any:
     return abstract(found)
 
 
+def _with_item(container: Flow | list[Any], key: Any, value: Any) -> Flow:
+    """Return what becomes of something where an item is put into it, at a place that is known or not."""
+    deps = deps_of((container, value))
+    if not (isinstance(container, Flow) and indexing.is_place(key)):
+        return Flow(deps)
+    before, items = container.changed or (container, {})
+    return Flow(deps, changed=(before, {**items, key: value}))
+
+
 class ItemEvaluator(AttributeEvaluator):
     """Evaluates indices, and assigns values."""
 
@@ -119,4 +128,4 @@ class ItemEvaluator(AttributeEvaluator):
         if inside or (isinstance(container, dict) and isinstance(key, str | int)):
             operator.setitem(container, key, value)
         elif isinstance(target.value, ast.Name) and isinstance(container, Flow | list):
-            frame.names[target.value.id] = Flow(deps_of((container, value)))
+            frame.names[target.value.id] = _with_item(container, key, value)

@@ -16,6 +16,7 @@ from megaopt_roles.forward.evaluation.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.objects.binding import bind
 from megaopt_roles.forward.operations.functions import operation
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of, torchs_class
+from megaopt_roles.forward.sources.stored_weights import stored_weight
 from megaopt_roles.forward.trace import BATCH, PLACES, Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, deps_of, is_abstract, weights_of
@@ -65,6 +66,8 @@ class LayerCallEvaluator(BuiltinEvaluator):
 
     def _project(self, module: nn.Module, first: Any, values: Any, of: nn.Module | None = None) -> Flow:
         self.trace.use_all(weights_of(values), "elementwise")
+        if isinstance(first, Flow) and first.soft and _is_expectation(module):
+            return Flow(first.deps)
         call = self.trace.call(of or module, deps_of(values))
         call.blank = isinstance(first, Flow) and (first.zero or first.noise)
         weight = module._parameters.get("weight")
@@ -117,6 +120,15 @@ class LayerCallEvaluator(BuiltinEvaluator):
                 return result
         self.trace.use_all(weights_of((args, kwargs)), "elementwise")
         return self.trace.unknown(args, kwargs)
+
+
+def _is_expectation(module: nn.Module) -> bool:
+    """True for a frozen projection to one feature: what it makes of a softmax is the mean of fixed values.
+
+    YOLO's distances to the four sides of a box are such means, and the layer before is the head.
+    """
+    weight = stored_weight(module)
+    return weight is not None and not weight.requires_grad and weight.shape[0] == 1
 
 
 def _with_taken(deps: frozenset[Any], made: Sequence[Call]) -> frozenset[Any]:

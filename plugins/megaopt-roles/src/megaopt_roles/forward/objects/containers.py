@@ -35,6 +35,9 @@ def items_of(trace: Trace, value: Any) -> list[Any]:
         return [taken(value, 0, None) if value.shape and value.axes else value]
     if isinstance(value, Flow) and value.one_hot:
         return [evolve(trace.unknown(value), one_hot=True, coded=value.coded)] * 2
+    if isinstance(value, Flow) and value.place is not None:
+        loop = object()
+        return [Flow(place=loop), Flow(place=loop)]
     if isinstance(value, Flow) and value.zero:
         return [evolve(trace.unknown(value), zero=True)] * 2
     if is_abstract(value) or value is None or isinstance(value, Bound):

@@ -13,7 +13,7 @@ from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of
 from megaopt_roles.forward.weights.parts import index_weight
 
-__all__ = ["index", "last_size"]
+__all__ = ["index", "is_place", "last_size"]
 
 
 def index(trace: Trace, value: Any, key: Any) -> Any:
@@ -22,6 +22,12 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
         return index_weight(trace, value, list(key) if isinstance(key, tuple) else [key])
     if not isinstance(value, Flow):
         return trace.unknown(value, key)
+    if value.changed is not None and is_place(key):
+        before, items = value.changed
+        if key in items:
+            return items[key]
+        if all(_are_apart(key, other) for other in items):
+            return index(trace, before, key)
     if value.eye and isinstance(key, Flow) and key.deps == {ARGUMENT}:
         return Flow(key.deps, one_hot=True, coded=True)
     if isinstance(key, str):  # numbers pick rows as well, of which all come from everything
@@ -38,6 +44,18 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
         zero=value.zero,
         coded=value.coded and found.one_hot,
     )
+
+
+def is_place(key: Any) -> bool:
+    """True for what names one item: a number, or what counts the items of a loop."""
+    return (type(key) is int and key >= 0) or (isinstance(key, Flow) and key.place is not None)
+
+
+def _are_apart(key: int | Flow, other: int | Flow) -> bool:
+    """True for two places that are not the same one: what two loops count may be."""
+    if isinstance(key, int) or isinstance(other, int):
+        return type(key) is type(other)
+    return key.place is other.place
 
 
 def last_size(flow: Flow) -> int | None:

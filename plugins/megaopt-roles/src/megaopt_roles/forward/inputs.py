@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,6 +44,8 @@ def run_forward(
     parameters = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
     for parameter in parameters:
         names[parameter.arg] = Flow(frozenset({ARGUMENT}))
+    for name in _numbers(tree.args):
+        names[name] = Flow(frozenset({ARGUMENT}), torch.empty((), device="meta"))
     if parameters:
         names[parameters[0].arg] = module
     if len(parameters) > 1 and evaluator.trace.changes is not None:
@@ -55,6 +58,20 @@ def run_forward(
     if tree.args.kwarg is not None:
         names[tree.args.kwarg.arg] = {}
     return evaluator.run(function, names)
+
+
+def _numbers(arguments: ast.arguments) -> set[str]:
+    """Return the arguments that are numbers where nobody gives them: a scale, say."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [
+        *zip(positional[::-1], arguments.defaults[::-1], strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return {
+        parameter.arg
+        for parameter, default in defaults
+        if isinstance(default, ast.Constant) and type(default.value) is float
+    }
 
 
 def _input_shape(module: nn.Module, trace: Trace) -> tuple[int, ...]:

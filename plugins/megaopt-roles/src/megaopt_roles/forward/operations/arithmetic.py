@@ -122,6 +122,8 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
             trace.masked.update(map(id, weight.params) if shape_of(other) == weight.shape else ())
             return weight
         return scales.with_fixed(trace, symbol, weight, shape_of(other))
+    if symbol in ("*", "/") and shape_of(other) == ():
+        return weight  # a number that is given scales it
     # A kernel, of which each sample has its own scale; what has one axis, beside those of one, is a gain.
     modulated = symbol == "*" and len(weight.shape or ()) > 3 and sum(n > 1 for n in weight.shape or ()) > 1
     trace.use(weight, Use("modulated" if modulated else "elementwise"))

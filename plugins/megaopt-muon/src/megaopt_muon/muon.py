@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, override
 
 import torch
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
-from torch._compile import _disable_dynamo
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.plugin_api import require_decoupled_if_cautious
@@ -19,12 +17,10 @@ from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.copying import Copied
 from megaopt_muon.loading import validate_loaded
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
-from megaopt_muon.pieces.batches import is_swept
-from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
 from megaopt_muon.pieces.groups import tensor_parallel_groups
 from megaopt_muon.pieces.planner import Planner
-from megaopt_muon.step.changes import Change, applied_together
-from megaopt_muon.step.local_step import LocalStep, gradient_of, runs_of
+from megaopt_muon.step.local_step import LocalStep
+from megaopt_muon.step.matrix_steps import MatrixSteps
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -33,12 +29,11 @@ if TYPE_CHECKING:
     from megaopt_core.parallel import ProcessGroupCollection
     from megaopt_muon.choice.methods import MethodBook
     from megaopt_muon.pieces.plans import MatrixPlan
-    from megaopt_muon.step.elementwise import Decay
 
 __all__ = ["TensorParallelMuon", "init_state"]
 
 
-class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
+class TensorParallelMuon(Copied, MatrixSteps):
     r"""Muon: momentum whose matrices are orthogonalized before they are applied.
 
     For parameter :math:`p` with gradient :math:`g` and momentum :math:`m`:
@@ -110,8 +105,6 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         True
     """
 
-    _heads_alone: ClassVar[bool] = True
-    """Whether what is done with a head needs nothing of another one."""
     noted_by_steps: ClassVar[Mapping[str, Callable[[Sequence[str]], str]]] = {"ns_plan": joined_plans}
     """Keys of groups that say what steps did with the parameters of this rank, and what joins those of several."""
 
@@ -275,117 +268,6 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         """Raise unless what is about to be loaded can be this optimizer's."""
         validate_loaded(state)
 
-    @_disable_dynamo  # compiled, a step falls back to what it is
-    @torch.no_grad()
-    @override
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient and elements.
-
-        Args:
-            closure: evaluates the loss again; called once, with gradients enabled.
-
-        Returns:
-            What the closure returned, else None.
-
-        Raises:
-            GradientError: a gradient is sparse or complex.
-            ViewError: a parameter is no matrix, or tensor-parallel ranks hold unequal parts of one.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            given = [param for param in group["params"] if param.grad is not None]
-            self.planner.require_equal_parts(given, heads_alone=self._heads_alone)
-            self._init_group(group)
-            for params in runs_of([param for param in given if param.numel()]):
-                self._step_params(group, params)
-        return loss
-
-    @override
-    def orthogonalize(self, p: torch.Tensor, grad: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Return the orthogonalized and scaled update of one parameter.
-
-        Args:
-            p: the parameter; only its attributes and its shape matter.
-            grad: the momentum, of the parameter's shape.
-            **kwargs: settings of its group; not read.
-
-        Returns:
-            A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
-        """
-        plan = self.planner.plan(p)
-        return merged(self.newton_schulz, plan, grad, self._active_book, scaled=True)
-
-    def _step_params(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
-        self._apply(group, params, self._transform(group, params, self._local_updates(group, params)))
-
-    def _local_updates(self, group: dict[str, Any], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Decay parameters, move their momentum, and return what is to be orthogonalized: element by element."""
-        grads = [gradient_of(param) for param in params]
-        buffers: list[torch.Tensor] = [self.state[param]["momentum_buffer"] for param in params]
-        swept = [self._is_swept(param, grad) for param, grad in zip(params, grads, strict=True)]
-        late = self._late_decays(group, params)
-        early = [late[param.dtype] is None for param in params]
-        updates, self._squares = self.local_step.updates(
-            group, params, grads, buffers, swept=swept, early=early
-        )
-        return updates
-
-    def _transform(
-        self, group: dict[str, Any], params: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]
-    ) -> Iterator[Change]:
-        """Orthogonalize whole updates; each change is valid until the next is asked for."""
-        plans = [self.planner.plan(param) for param in params]
-        book = self._active_book = self.books.of(group)
-        custom = self._is_customized()
-        together = [index for index, plan in enumerate(plans) if not plan.gather_first and not custom]
-        for position, number, o in orthogonalize_pieces(
-            self.newton_schulz,
-            [plans[index] for index in together],
-            [updates[index] for index in together],
-            book,
-            [self._squares.get(index) for index in together],
-        ):
-            index = together[position]
-            piece = plans[index].pieces[number]
-            yield Change(index, piece, piece.fold(o.values), o.scale)
-        for index in sorted(set(range(len(params))) - set(together)):
-            settings = {key: value for key, value in group.items() if key != "params"}
-            yield Change(index, None, self.orthogonalize(params[index], updates[index], **settings))
-        group["ns_plan"] = book.text
-
-    def _apply(
-        self, group: dict[str, Any], params: Sequence[torch.Tensor], changes: Iterable[Change]
-    ) -> None:
-        """Subtract what was transformed, times the learning rate: element by element."""
-        workspace, decays = self.newton_schulz.workspace, self._late_decays(group, params)
-        # A CPU uses the memory of a change again, and what a subclass does to one parameter goes before the next.
-        together = all(param.device.type != "cpu" for param in params) and not self._is_customized()
-        if together and not isinstance(group["lr"], torch.Tensor):
-            changes = applied_together(changes, params, group["lr"], decays)
-        for change in changes:
-            param = params[change.index]
-            decay = decays[param.dtype]
-            if change.piece is None:
-                self.pre_weight_update_fn_inplace(param, change.values)
-            change.apply(param, group["lr"], workspace, decay)
-            if change.piece is None:
-                self.post_weight_update_fn_inplace(param)
-
-    def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
-        """Whether an update is written in 16 bits while it is made: where its matrices are iterated so, one by one."""
-        plan = self.planner.plan(param)
-        return not self._is_customized() and is_swept(self.newton_schulz, plan, param, grad)
-
-    def _late_decays(
-        self, group: dict[str, Any], params: Sequence[torch.Tensor]
-    ) -> dict[torch.dtype, Decay | None]:
-        custom = self._is_customized()
-        dtypes = {param.dtype for param in params}
-        return {dtype: self.local_step.late_decay(group, dtype, is_customized=custom) for dtype in dtypes}
-
     def agree(self, pg_collection: ProcessGroupCollection) -> None:
         """Choose from the rates of the first rank, on all ranks of the process groups: they all call it.
 
@@ -402,10 +284,6 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         """
         self.books.agree(pg_collection, [param for group in self.param_groups for param in group["params"]])
 
-    def _is_customized(self) -> bool:
-        cls: Hashable = type(self)  # type: ignore[assignment] # mypy asks the class's instances
-        return _is_customized(cls)
-
     @property
     def known_plans(self) -> dict[str, MatrixPlan]:
         """What is done with each named parameter, as far as it was stepped."""
@@ -414,17 +292,6 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
     def _scaled_orthogonalize(self, grad: torch.Tensor) -> torch.Tensor:
         """Orthogonalize and scale a plain matrix: what the base class calls for one."""
         return self.newton_schulz(grad).to(grad.dtype) * self.planner.scale(grad.shape[-2], grad.shape[-1])
-
-
-@cache
-def _is_customized(cls: Hashable) -> bool:
-    """Whether a subclass replaces what is done per parameter: asked several times for each."""
-    owners = {
-        "orthogonalize": TensorParallelMuon,
-        "pre_weight_update_fn_inplace": OrthogonalizedOptimizer,
-        "post_weight_update_fn_inplace": OrthogonalizedOptimizer,
-    }
-    return any(getattr(cls, name) is not getattr(owner, name) for name, owner in owners.items())
 
 
 def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:

@@ -41,6 +41,9 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
 }
 """Headings of the overview, and the modules whose names stand under each."""
 
+_WITH_BASES = {"megaopt_muon": "OrthogonalizedOptimizer"}
+"""Modules whose classes have public methods from bases of their own, and the first base that is another package's."""
+
 
 def modules() -> Iterator[str]:
     """Yield every module of `TOPICS`."""
@@ -85,7 +88,9 @@ def _overview() -> str:
 
 
 def _page(module: str) -> str:
-    return f"# `{module}`\n\n```{{eval-rst}}\n.. automodule:: {module}\n```\n"
+    bases = _WITH_BASES.get(module)
+    option = f"   :inherited-members: {bases}\n" if bases else ""
+    return f"# `{module}`\n\n```{{eval-rst}}\n.. automodule:: {module}\n{option}```\n"
 
 
 def write_pages(app: Sphinx) -> None:

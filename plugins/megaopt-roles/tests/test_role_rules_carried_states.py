@@ -45,6 +45,13 @@ def test_a_state_of_a_method(generated_models: ModuleType) -> None:
     assert (found.role, found.doubt) == (Role.MATRIX, Doubt.NONE), found.reason
 
 
+def test_a_list_of_two_names_stays_one(generated_models: ModuleType) -> None:
+    """What a loop puts into it under one of them is there under the other."""
+    loop = "for t in x.unbind(1):\n    rows.append(torch.relu(t @ self.u) @ self.w)\n    rows = rows"
+    found = weight(generated_models, f"kept = rows = []\n{loop}\ns = torch.stack(kept)")
+    assert (found.role, found.doubt) == (Role.MATRIX, Doubt.NONE), found.reason
+
+
 def test_what_stays_fixed_is_no_state(generated_models: ModuleType) -> None:
     """A loop that only reads a buffer multiplies a table with it."""
     found = weight(

@@ -208,14 +208,14 @@ def _known(value: Any) -> Any:
 
 
 def _begin_states(loop: ast.For | ast.While, frame: Frame) -> None:
-    """Take what is fixed, and what a loop puts something else in the place of that it made of it, for a first state."""
+    """Take what is fixed for a first state where the loop reads it, and puts something else in its place."""
     for name in _carried(loop) & frame.names.keys():
         frame.names[name] = _first_state(frame.names[name])
 
 
 def _first_state(value: Any) -> Any:
-    if type(value) in (tuple, list):
-        return type(value)(map(_first_state, value))
+    if type(value) in (tuple, list):  # another name may hold the same list
+        return type(value)(map(_first_state, value)) if any(map(is_fixed, value)) else value
     return evolve(value, zero=True) if is_fixed(value) else value
 
 

@@ -58,7 +58,7 @@ def test_scales_of_pieces(default_dtype: torch.dtype, dtype: torch.dtype) -> Non
         [param], split_qkv=True, is_qkv_fn=lambda _: True, qkv_split_shapes=(6, 3, 2)
     )
     plan = optimizer.planner.plan(param)
-    scales = scales_of(plan, dtype, param.device)
+    scales = scales_of(plan, param.detach())
     assert isinstance(scales, torch.Tensor)
     assert scales.dtype == dtype
     expected = {float(torch.tensor(scale, dtype=dtype)) for scale in plan.scales}

@@ -263,5 +263,5 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
                 beta2=float(group["beta2"]),
                 eps=float(group["eps"]),
             )
-            yield Change(index, None, change.mul_(scales_of(plan, change.dtype, param.device)))
+            yield Change(index, None, change.mul_(scales_of(plan, change)))
         group["ns_plan"] = book.text

@@ -180,5 +180,5 @@ class AdaptiveMuonSplit(MuonSplit):
                 beta2=float(group["beta2"]),
                 eps=float(group["eps"]),
             )
-            done.append(change.mul_(scales_of(plan, change.dtype, change.device)))
+            done.append(change.mul_(scales_of(plan, change)))
         return done

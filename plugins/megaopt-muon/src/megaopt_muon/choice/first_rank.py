@@ -102,7 +102,8 @@ def agreed_rates(pgs: ProcessGroupCollection, need: Need) -> Agreed:
         try:
             measured = _measured(stored, need)
         except Exception as raised:  # noqa: BLE001 - others wait for this rank
-            unable = PluginError(f"Muon cannot measure how fast this processor multiplies: {_words(raised)}")
+            what = f"{type(raised).__name__}: {raised}"
+            unable = PluginError(f"Muon cannot measure how fast this processor multiplies: {what}")
             unable.__cause__ = raised
     # Also where nothing is measured: ranks that have not met all others may think otherwise.
     given = agree_over_ranks(measured, pgs, _WHAT, error=unable)
@@ -117,7 +118,3 @@ def _measured(stored: tuple[Rates, ...], need: Need) -> Agreed | None:
         return None
     one = probed_rates() if need.narrow and multiplies_bfloat16() else DEFAULT
     return Agreed(stored or (evolve(one, onednn=None),), probed_shares(need.rows))
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -157,13 +157,12 @@ def merged_together(
     return found
 
 
-def scales_of(plan: MatrixPlan, dtype: torch.dtype, device: torch.device) -> float | torch.Tensor:
+def scales_of(plan: MatrixPlan, update: torch.Tensor) -> float | torch.Tensor:
     """Return the scale of one parameter's update: a number, or a tensor that broadcasts to its stored shape.
 
     Args:
         plan: what the parameter consists of.
-        dtype: of the update, and of the tensor.
-        device: where the tensor is made.
+        update: tells the dtype and the device of the tensor.
     """
     if len(set(plan.scales)) == 1:
         return plan.scales[0]
@@ -171,7 +170,7 @@ def scales_of(plan: MatrixPlan, dtype: torch.dtype, device: torch.device) -> flo
     assert dim is not None  # noqa: S101 - several scales mean several pieces
     lengths = [1] * len(plan.shape)
     lengths[dim] = plan.pieces[0].groups * plan.pieces[0].total
-    scales = torch.empty(lengths, dtype=dtype, device=device)
+    scales = update.new_empty(lengths)
     for piece, scale in zip(plan.pieces, plan.scales, strict=True):
         piece.window(scales).fill_(scale)
     if plan.gather_first and plan.cut is not None:

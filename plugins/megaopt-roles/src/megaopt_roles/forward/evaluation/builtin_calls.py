@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from megaopt_roles.forward.evaluation.expressions import ExpressionEvaluator
@@ -51,7 +52,10 @@ class BuiltinEvaluator(ExpressionEvaluator):
         return [self.call(args[0], items, {}) for items in self._builtin_zip(args[1:], {})]
 
     def _builtin_range(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return range(*args) if args and all(isinstance(arg, int) for arg in args) else Flow(place=range)
+        if args and all(isinstance(arg, int) for arg in args):
+            return range(*args)
+        loop = object()
+        return self.as_uncounted([Flow(place=loop), Flow(place=loop)])
 
     def _builtin_getattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if len(args) < 2 or not isinstance(args[1], str):
@@ -91,13 +95,8 @@ class BuiltinEvaluator(ExpressionEvaluator):
         items = quiet.items(args[0]) if args and not kwargs else None
         numbers = [] if items is None else [*items, *args[1:]]
         counted = items is not None and all(type(number) in (bool, int, float) for number in numbers)
-        if (
-            len(args) == 2
-            and type(args[1]) is list
-            and numbers
-            and all(type(each) is list for each in numbers)
-        ):
-            return [item for each in (args[1], *numbers[:-1]) for item in each]  # lists, one behind the other
+        if items is not None and len(args) == 2 and all(type(each) is list for each in numbers):
+            return [*chain(args[1], *items)]  # lists, one behind the other
         return sum(numbers) if counted else self.trace.unknown(*args)
 
     def _builtin_sorted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

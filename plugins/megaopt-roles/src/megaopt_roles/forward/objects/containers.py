@@ -33,13 +33,9 @@ def items_of(trace: Trace, value: Any) -> list[Any]:
     """Return what a loop over a value sees; of long plain sequences the two ends."""
     if isinstance(value, Weight):  # its rows
         return [taken(value, 0, None) if value.shape and value.axes else value]
-    if isinstance(value, Flow) and value.one_hot:
-        return [evolve(trace.unknown(value), one_hot=True, coded=value.coded)] * 2
-    if isinstance(value, Flow) and value.place is not None:
-        loop = object()
-        return [Flow(place=loop), Flow(place=loop)]
-    if isinstance(value, Flow) and value.zero:
-        return [evolve(trace.unknown(value), zero=True)] * 2
+    if isinstance(value, Flow):
+        coded = value.one_hot and value.coded
+        return [evolve(trace.unknown(value), one_hot=value.one_hot, coded=coded, zero=value.zero)] * 2
     if is_abstract(value) or value is None or isinstance(value, Bound):
         return [trace.unknown(value)] * 2
     if isinstance(value, Choice):

@@ -105,6 +105,21 @@ class OnlyItsOwn(nn.Module):
         return torch.as_tensor(self.critic(torch.cat([s, action.tanh()], -1)).mean())
 
 
+class Halved(nn.Module):
+    """A policy of one layer for mean and spread, and a model of the world whose critic takes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.policy = network(STATE, WIDTH, nn.SiLU()), nn.Linear(WIDTH, 2 * ACTION)
+        self.critic = network(STATE + ACTION, 1)
+
+    def forward(self, s: torch.Tensor) -> torch.Tensor:
+        """Return the value of an action."""
+        mean, spread = self.policy(self.body(s)).chunk(2, -1)
+        action = torch.tanh(mean + torch.randn_like(mean) * spread.clamp(-5, 2).exp())
+        return torch.as_tensor(self.critic(torch.cat([s, action], -1)).mean())
+
+
 class Adversarial(nn.Module):
     """A generator, and what tells its images from real ones."""
 
@@ -124,9 +139,10 @@ class Adversarial(nn.Module):
         (Delayed(), ["actor.4"], []),
         (Wrapped(), ["agent.actor.4"], ["agent.actor_target.4"]),
         (OnlyItsOwn(), [], ["mean", "spread"]),
+        (Halved(), [], ["policy"]),
         (Adversarial(), ["generator.4"], []),
     ],
-    ids=["agent", "delayed", "wrapped", "only its own", "adversarial"],
+    ids=["agent", "delayed", "wrapped", "only its own", "halved", "adversarial"],
 )
 def test_what_another_network_judges_is_a_head(
     model: nn.Module, sure: list[str], doubtful: list[str]

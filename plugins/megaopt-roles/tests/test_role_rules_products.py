@@ -56,7 +56,6 @@ COMPARED = {  # what is done with the outputs of the two towers
     "loss": "return F.cross_entropy(a @ b.T, torch.arange(len(a)))",
 }
 APART = {  # two outputs, and no comparison
-    "shares of a mixture": "return (a.softmax(-1) * b).sum(-1)",
     "two losses": "return F.mse_loss(a, more) + b.sum()",
     "a gate": "return a * b.sigmoid()",
 }

@@ -113,6 +113,8 @@ def _last(projection: int, reading: ModelReading, stream: Stream) -> RoleDecisio
         return doubted(head, "a softmax chooses by it")
     if projection in reading.weighing:
         return doubted(head, "it weighs what other layers made")
+    if projection in reading.used_as("proportioning") - stream.alone - reading.scored:
+        return doubted(head, "a softmax of it weighs what other layers made, and adds it up")
     # Directions are compared as they are: nothing stands behind them.
     if projection in reading.compared - reading.unit:
         return doubted(head, "the output of another layer is compared with it")

@@ -74,8 +74,9 @@ def find_judged(
         elif _may_lie_beside(maker, part, reading, passed_on):
             if id(part.call) not in begun:
                 begun[id(part.call)] = _widths_of_inputs(part.call, reading)
-            (made,) = made_by(maker, reading.uses)
-            if not {width - made for width in taken_by(part.layer, reading.uses)} & begun[id(part.call)]:
+            made = made_by(maker, reading.uses) | _halves(maker, reading)
+            beside = {width - own for width in taken_by(part.layer, reading.uses) for own in made}
+            if not beside & begun[id(part.call)]:
                 continue
             head = doubted(output("it lies beside what its network was given, as an action beside a state"))
             found.setdefault(id(maker), head)
@@ -173,6 +174,12 @@ def _may_lie_beside(
     hidden = width in passed_on or id(maker) in reading.used_as("rectified")
     narrows = all(width < taken for taken in taken_by(maker, reading.uses))
     return part.given and part.joined and narrows and not hidden
+
+
+def _halves(maker: nn.Module | nn.Parameter, reading: ModelReading) -> set[int]:
+    """Return the width of the halves that are taken apart: mean and spread of an action, which one layer makes."""
+    first, *others = reading.splits.get(id(maker)) or (0,)
+    return {first} if others == [first] else set()
 
 
 def _widths_of_inputs(call: Call, reading: ModelReading) -> set[int]:

@@ -95,6 +95,8 @@ class Comparisons(UseNotes):
             return
         if one.soft and all(_makes_one(dep.module) for dep in one.deps if not is_mark(dep)):
             self.note_all(one.deps, "weighing")
+        if one.soft and summed:
+            self.note_all(one.deps, "proportioning")
         others = self.weighed.setdefault(one.deps, set())
         others |= set() if summed else {other.deps}
         if one.deps in self.rests and len(others) > 1:

@@ -61,6 +61,7 @@ class Use:
     - `gating`: several bounded parts that multiply others
     - `sharing`: the share of one activation in a mixture with another one, which has the rest
     - `weighing`: one score for each of several activations, which a softmax of the scores weighs
+    - `proportioning`: a softmax of it multiplies what other layers made, and the products are added up
     - `rectified`: what a ReLU or the like is taken of
 
     and of what leaves sight, `returned` as it is, or `passed` to something that cannot be read.

@@ -57,6 +57,8 @@ class Flow:
     """The call of a module that returned it, while nothing was done to it."""
     factors: tuple[frozenset[Any], ...] = ()
     """What each of the two factors depends on that were multiplied, element by element, to make it."""
+    shares: frozenset[Any] = frozenset()
+    """What a softmax depends on that multiplied, element by element, what other layers made."""
     picked: bool = False
     """Rows of it were picked, by an index that was given."""
     held: tuple[frozenset[Any], ...] = ()

@@ -24,7 +24,7 @@ HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList, nn.
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
-_OF_WHAT_IS_MADE = {"indexed", "rectified", "choosing", "sharing", "weighing"}
+_OF_WHAT_IS_MADE = {"indexed", "rectified", "choosing", "sharing", "weighing", "proportioning"}
 """Uses that say nothing of what a projection takes."""
 
 type Split = tuple[int, ...] | None

@@ -14,9 +14,8 @@ from megaopt_roles.forward.evaluation.operators import OperatorEvaluator
 from megaopt_roles.forward.objects.alternatives import abstract
 from megaopt_roles.forward.objects.attributes import Bound, Property, attribute_of
 from megaopt_roles.forward.objects.frames import Frame
-from megaopt_roles.forward.operations.functions import is_known
+from megaopt_roles.forward.operations.functions import is_known, operation
 from megaopt_roles.forward.operations.names import TOTALS
-from megaopt_roles.forward.shapes import moves
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.trees import global_of
 from megaopt_roles.forward.trace import BudgetExceededError
@@ -79,20 +78,20 @@ class AttributeEvaluator(OperatorEvaluator):
             if rank < 2:
                 return owner
             swap = (-2, -1) if rank > 2 else (0, 1)
-            return moves.move(self.trace, "transpose", (owner, *swap), {})
+            return operation(self.trace, "transpose", [owner, *swap], {})
         if name in ("data", "weight", "real"):
             return owner
-        unknown = (
+        if (
             isinstance(owner, Flow)
             and owner.deps
             and not owner.fresh
             and not (owner.one_hot or owner.length)
             and owner.tensor is None
             and not (owner.factors and owner.picked)
-        )
-        if unknown and not is_known(name):
-            deps = owner.deps if hasattr(torch.Tensor, name) else guessed(owner.deps)
-            return Bound(Flow(deps), None, name) if name in TOTALS else Flow(deps)
+            and not is_known(name)
+        ):
+            made = Flow(owner.deps if hasattr(torch.Tensor, name) else guessed(owner.deps))
+            return Bound(evolve(made, shares=owner.shares), None, name) if name in TOTALS else made
         return Bound(owner, None, name)
 
     def _name(self, node: ast.Name, frame: Frame) -> Any:

@@ -92,8 +92,10 @@ def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:
         single = any(indexing.last_size(flow) == 1 for flow in (left, right))  # a weight for each position
         factors = () if single or (alike and not apart) else (left.deps, right.deps)
         return evolve(result, factors=factors, picked=apart)
-    if symbol == "*" and _only_scales(left, right):
-        result = evolve(result, soft=True)
+    if symbol == "*":
+        scaled = _only_scales(left, right)
+        shares = (one.deps for one in (left, right) if one.soft and not scaled)
+        result = evolve(result, soft=scaled, shares=frozenset[Any]().union(*shares))
     if symbol == "-":
         result = evolve(result, error=error_of(left.deps, right.deps))
     if symbol in ("+", "-") and all(flow.soft or flow.one_hot for flow in (left, right)):

@@ -89,6 +89,8 @@ def _sum(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     summed = argument(0, "input", args, kwargs)
     if isinstance(summed, Flow) and summed.factors:
         trace.compare(*summed.factors)
+    if isinstance(summed, Flow):
+        trace.note_all(summed.shares, "proportioning")
     if isinstance(summed, Flow) and summed.weighed:
         contractions.sum_of_products(trace, summed, argument(1, "dim", args, kwargs))
     made = drawn(anything(trace, name, args, kwargs), args)
@@ -101,13 +103,13 @@ def _moved(name: str, before: Any, after: Any) -> Any:
 
     What became of zeros is what a recurrence begins with.
     """
-    if not (isinstance(before, Flow) and (before.soft or before.length or before.zero)):
+    if not (isinstance(before, Flow) and (before.soft or before.length or before.zero or before.shares)):
         return after
     if isinstance(after, list):
         return [evolve(part, soft=before.soft and name != "unbind", zero=before.zero) for part in after]
     if not isinstance(after, Flow):
         return after
-    return evolve(after, soft=before.soft, length=before.length, zero=before.zero)
+    return evolve(after, soft=before.soft, length=before.length, zero=before.zero, shares=before.shares)
 
 
 def _note_activation(trace: Trace, name: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from attrs import evolve
 from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Flow, Weight, deps_of
+from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
 from megaopt_roles.forward.weights.contractions import choose, contract, is_fixed, lookup, note_positions
 from megaopt_roles.forward.weights.forms import reorder, together
 from megaopt_roles.forward.weights.mixtures import mixed_by_einsum
@@ -207,10 +207,15 @@ def _einsum_operand(
 def _rows(
     trace: Trace, operand: Weight, term: str, out: Sequence[int], result: str, deps: frozenset[Any]
 ) -> Flow:
-    """Return what an einsum makes of a weight, with numbered rows: those of several axes in the order of the memory."""
+    """Return what an einsum makes of a weight, with numbered rows: those of several axes in the order of the memory.
+
+    Where they do not lie side by side there, the first axis of a stack counts matrices, each of which has such rows.
+    """
     stored = [] if operand.axes is None else [operand.axes[i] for i in out]
     whole = all(axis.rows is None and axis.index >= 0 for axis in stored)
-    in_order = all(later.index == axis.index + 1 for axis, later in pairwise(stored))
+    if [axis.index for axis in stored] == [0, 2] and whole and operand.base.dim() == 3:
+        stored, out = stored[1:], out[1:]
+    in_order = _side_by_side(stored)
     known = dict(zip(term, operand.shape or (), strict=True))
     made = "".join(term[i] for i in out)
     letters = "".join(letter for letter in result if letter not in made)
@@ -225,6 +230,11 @@ def _rows(
     note_heads(flat, apart)
     order = [(letters + made).index(letter) for letter in result]
     return evolve(flat, tensor=apart.permute(order).contiguous(), fresh=False)
+
+
+def _side_by_side(axes: Sequence[Axis]) -> bool:
+    """True for axes that follow each other in the memory of a weight."""
+    return all(later.index == axis.index + 1 for axis, later in pairwise(axes))
 
 
 def _subscripts(equation: Any, count: int) -> tuple[list[str] | None, str]:

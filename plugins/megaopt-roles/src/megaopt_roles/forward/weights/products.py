@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from megaopt_roles.forward.trace import BATCH, PLACES, Trace
 from megaopt_roles.forward.uses import Use
@@ -171,6 +172,9 @@ def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transpo
         depthwise = rank > 2 and weight.shape[1] == 1 and groups != 1
         if depthwise or rank < 3:
             trace.use(weight, Use("depthwise"))
+            if isinstance(activation, Flow) and activation.piece is not None and weight.shape[0] == groups:
+                deps = deps_of((activation, weight))
+                return evolve(activation, deps=deps, fresh=False, call=None)  # each channel by itself
         elif transposed:
             contract(trace, weight, (0,), range(1, rank))
             return Flow(trace.weigh(weight, activation))

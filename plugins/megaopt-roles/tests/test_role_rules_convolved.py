@@ -49,6 +49,8 @@ DEPTHWISE = {  # convolutions that take each channel by itself, between a projec
     "with a bias": "F.silu(F.conv1d(u, self.filter, self.bias, 1, 2, 1, 36)[..., : x.shape[1]])",
     "weight of a layer": "F.conv1d(u, self.conv.weight, self.conv.bias, padding=2, groups=36)[..., : x.shape[1]]",
     "a layer": "self.conv(u)[..., : x.shape[1]]",
+    "padded before": "F.conv1d(F.pad(u, (2, 0)), self.filter, groups=36)",
+    "padded, a layer": "self.conv(F.pad(u, (2, 0, 0, 0)))[..., 2 : x.shape[1] + 2]",
 }
 
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
-from attrs import frozen
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, NUMBER, Call, Part, call_behind, is_mark
+from megaopt_roles.forward.dependencies import ARGUMENT, Call, call_behind, is_mark
 from megaopt_roles.model.features import inputs_of, made_by, outputs_of, taken_by
 from megaopt_roles.model.reading import ModelReading
+from megaopt_roles.returned_items import Item, items_of_model
 
 __all__ = ["Stream"]
 
@@ -41,7 +41,7 @@ class Stream:
             for param in module._parameters.values():
                 if param is not None and param.dim() > 1:
                     self._by_hand(param)
-        self._items = _items(model, reading)
+        self._items = items_of_model(model, reading)
         first = [call.module for call in reading.analysis(model).calls if call.deps <= {ARGUMENT}]
         coded = reading.used_as("indexed")  # one-hot codes are no stream
         self._inputs = {
@@ -191,15 +191,15 @@ class Stream:
         others = set[int]().union(*(self._by_width[item].get(width, set()) for item in holding))
         return others - self._beside.get(projection, set()) - {projection}
 
-    def _begun(self, item: _Item, projection: int, width: int | None) -> bool:
+    def _begun(self, item: Item, projection: int, width: int | None) -> bool:
         """True where another one in an item hands on as wide an output, of another input: it began the stream."""
         others = self._by_width[item].get(width, set()) - {projection}
         return bool(others - self._beside.get(projection, set())) if others else False
 
     @cached_property
-    def _by_width(self) -> dict[_Item, dict[int | None, set[int]]]:
+    def _by_width(self) -> dict[Item, dict[int | None, set[int]]]:
         """The projections of each item whose output other layers take, by its width; all of it, not parts."""
-        found: dict[_Item, dict[int | None, set[int]]] = {item: {} for item in self._items}
+        found: dict[Item, dict[int | None, set[int]]] = {item: {} for item in self._items}
         cut = {key for key, split in self._reading.splits.items() if split}
         for item, widths in found.items():
             for projection in (item.found & self._reading.surely_consumed) - cut:
@@ -230,51 +230,4 @@ def _began_with(call: Call, deps: frozenset[Any]) -> bool:
             return False
         seen.add(id(dep))
         call = call_behind(dep)
-    return True
-
-
-@frozen(eq=False)
-class _Item:
-    """What a model returns, or one item of it.
-
-    Args:
-        found: identities of the projections that it comes from, with nothing that has parameters in between.
-        passes: the model's input comes through.
-        joined: they lie side by side in it.
-        number: it is a loss, or another number.
-    """
-
-    found: frozenset[int]
-    passes: bool
-    joined: bool
-    number: bool = False
-
-
-def _items(model: nn.Module, reading: ModelReading) -> list[_Item]:
-    """Return each item that a model returns: of a tuple, of an object that it makes, or of several returns."""
-    if is_projection(model):
-        return [_Item(*reading.ends(model), joined=False)]
-    analysis = reading.analysis(model)
-    if analysis.parts:
-        parts = [(reading.ends(model, i), deps) for i, deps in enumerate(analysis.parts)]
-    else:
-        made = [deps for deps in analysis.held if deps]
-        parts = [(reading.origins(deps), deps) for deps in made] if len(made) > 1 else []
-    parts = parts or [(reading.ends(model), analysis.returned)]
-    return [_Item(*ends, _is_joined(reading, deps), NUMBER in deps) for ends, deps in parts]
-
-
-def _is_joined(reading: ModelReading, deps: frozenset[Any]) -> bool:
-    """True where a value was put together of several, side by side, and nothing was added to it since."""
-    seen: set[int] = set()
-    while JOINED not in deps:
-        dep: Any = next(iter(deps - {NUMBER})) if len(deps - {NUMBER}) == 1 else ARGUMENT
-        if is_mark(dep) or isinstance(dep.module, nn.Parameter) or is_projection(dep.module):
-            return False
-        if id(dep.module) in seen:
-            return False
-        seen.add(id(dep.module))
-        analysis = reading.analysis(dep.module)
-        item = dep.index if isinstance(dep, Part) else None
-        deps = analysis.returned if item is None or item >= len(analysis.parts) else analysis.parts[item]
     return True

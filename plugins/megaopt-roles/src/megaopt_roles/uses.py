@@ -122,7 +122,11 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
         key=lambda use: (-max(use.inputs), use.outputs, use.batch, use.block or 0),
     )
     if "indexed" in kinds and len(shape) == 2:
-        return embedding("a table that its module indexes with what it is given")
+        table = embedding("a table that its module indexes with what it is given")
+        over_rows = bool(exact) and all(use.inputs == (0,) for use in exact)
+        return (
+            doubted(table, "products sum over its rows: of features, it is a matrix") if over_rows else table
+        )
     also = _also(
         (kinds - {"shortened"}) | _cut_elsewhere(uses, exact) | _cut_by_position(shape, uses, exact),
         stack=(len(shape) > 2 and shape[0] > 1) or any(use.block for use in exact),

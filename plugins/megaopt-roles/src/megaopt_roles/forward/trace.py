@@ -50,6 +50,7 @@ class Trace(RankSigns, Comparisons):
             one forward share it.
         masked: parameters, by identity, that something fixed of their shape multiplies.
         noisy: those that noise multiplies.
+        told: what functions returned that were given nothing but numbers and activations, by what these were.
         changes: the weight that the module which is read, a parametrization, is given; None for any other module.
     """
 
@@ -65,6 +66,7 @@ class Trace(RankSigns, Comparisons):
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
     noisy: set[int] = field(factory=set)
+    told: dict[Any, Any] = field(factory=dict)
     changes: Weight | None = None
 
     def note_read(self, owner: Any, name: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import torch
+
 from megaopt_roles.forward.evaluation.expressions import ExpressionEvaluator
 from megaopt_roles.forward.objects.attributes import operator_of
 from megaopt_roles.forward.objects.containers import entries, items_of
@@ -112,7 +114,12 @@ class BuiltinEvaluator(ExpressionEvaluator):
         either = (
             type(args[0]) is list and not quiet.is_instance(args[0], kinds) and quiet.is_instance((), kinds)
         )
-        known = None if is_abstract(args[0]) or either else quiet.is_instance(args[0], kinds)  # or a tuple
+        if isinstance(args[0], Weight) or (isinstance(args[0], Flow) and args[0].tensor is not None):
+            known = _is_tensor(kinds)
+        elif is_abstract(args[0]) or either:  # or a tuple
+            known = None
+        else:
+            known = quiet.is_instance(args[0], kinds)
         return Flow() if known is None else known
 
     def _builtin_len(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -126,6 +133,15 @@ class BuiltinEvaluator(ExpressionEvaluator):
 
     def _builtin_type(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return Flow() if len(args) != 1 or is_abstract(args[0]) else type(args[0])
+
+
+def _is_tensor(kinds: Any) -> bool | None:
+    """Return whether a tensor is an instance of one of these classes; None for its subclasses."""
+    several = kinds if isinstance(kinds, tuple) else (kinds,)
+    if torch.Tensor in several or object in several:
+        return True
+    others = all(isinstance(kind, type) and not issubclass(kind, torch.Tensor) for kind in several)
+    return False if others else None
 
 
 def _is_pair(item: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import itertools
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve
+from attrs import asdict, evolve
 from torch import nn
 
 from megaopt_core.params import named_modules
@@ -171,6 +172,18 @@ class FunctionCallEvaluator(ModuleCallEvaluator):
         standard = (getattr(function, "__module__", None) or "").partition(".")[0] in sys.stdlib_module_names
         if nested > 1 or standard or len(self.running) > DEEPEST or function_tree(function) is None:
             return self._call_unread(None, args, kwargs)
+        key = _key_of_call(function, args, kwargs)
+        if key is not None and key in self.trace.told:
+            return copy.copy(self.trace.told[key])
+        calls, seen = len(self.trace.calls), len(self.trace.uses)
+        result = self._run_python(function, args, kwargs)
+        silent = (calls, seen) == (len(self.trace.calls), len(self.trace.uses))
+        parts = result if isinstance(result, list) else [result]
+        if key is not None and silent and not any(isinstance(part, list | dict | set) for part in parts):
+            self.trace.told[key] = copy.copy(result)  # somebody may add to a list
+        return result
+
+    def _run_python(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.running.append(function)
         cut = is_cut_off(function)
         self.trace.cut_off += cut
@@ -179,6 +192,31 @@ class FunctionCallEvaluator(ModuleCallEvaluator):
         finally:
             self.trace.cut_off -= cut
             self.running.pop()
+
+
+def _key_of_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what tells a call from others of a function that is given nothing but numbers and activations.
+
+    None for what is given more, or is no function of a file: what it returns may depend on other things.
+    """
+    if getattr(function, "__closure__", None) or "." in getattr(function, "__qualname__", "."):
+        return None
+    values = [_key_of(value) for value in (*args, *kwargs.values())]
+    return None if None in values else (function, *values, len(args), *kwargs)
+
+
+def _key_of(value: Any) -> Any:
+    """Return what tells a value from others; None for what holds more than numbers, or may be changed."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return type(value), value
+    if isinstance(value, tuple):
+        parts = tuple(map(_key_of, value))
+        return None if None in parts else parts
+    if not isinstance(value, Flow) or value.tensor is not None or value.behind or value.terms:
+        return None
+    if value.weighed or value.moved or value.changed or value.place:
+        return None
+    return tuple(asdict(value, recurse=False).values())
 
 
 def _is_chain_of_all(function: Any) -> bool:

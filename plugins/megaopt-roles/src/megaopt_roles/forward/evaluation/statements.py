@@ -52,8 +52,11 @@ class Evaluator(CallEvaluator):
             return None
         if len(values) == 1:
             return values[0]
-        lengths = {len(value) if isinstance(value, list | tuple) else -1 for value in values}
-        if len(lengths) == 1 and not any(isinstance(value, Flow) and value.held for value in values):
+        kinds = {
+            len(value) if isinstance(value, list | tuple) else -1 - isinstance(value, dict)
+            for value in values
+        }
+        if len(kinds) == 1 and not any(isinstance(value, Flow) and value.held for value in values):
             return self._either(values)
         return Flow(deps_of(values), held=tuple(part for value in values for part in held_by(value)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import batched
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from attrs import evolve
 
 from megaopt_roles.forward.dependencies import ARGUMENT, call_behind, is_mark
 from megaopt_roles.forward.operations.arguments import argument
+from megaopt_roles.forward.rows import lies_along
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
@@ -73,6 +75,9 @@ def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     These are along the last axis: where it keeps its size, steps of a sequence are shifted or added.
     """
     pads = argument(1, "pad", args, kwargs)
+    lengthened = _lengthened(args[0], pads) if args and isinstance(args[0], Flow) else None
+    if lengthened is not None:
+        return lengthened
     kept = isinstance(pads, list | tuple) and [*pads[:2]] == [0, 0]
     for dep in () if kept else deps_of((args, kwargs)):
         if not is_mark(dep) and isinstance(dep.module, torch.nn.Parameter):
@@ -83,6 +88,24 @@ def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     trace.use_all(weights_of((args, kwargs)), "elementwise")
     one_hot = bool(args) and isinstance(args[0], Flow) and args[0].one_hot  # with positions without a one
     return evolve(trace.unknown(args, kwargs), one_hot=one_hot)
+
+
+def _lengthened(value: Flow, pads: Any) -> Flow | None:
+    """Return an activation that is padded along other axes than that of its features; None for any other."""
+    if value.piece is None or value.tensor is None or not isinstance(pads, list | tuple):
+        return None
+    if not all(isinstance(size, int) for size in pads) or len(pads) % 2 or len(pads) > 2 * value.tensor.dim():
+        return None
+    rows = value.tensor
+    for at, (before, after) in enumerate(batched(pads, 2)):
+        if (before, after) == (0, 0):
+            continue
+        dim, sizes = rows.dim() - 1 - at, [*rows.shape]
+        sizes[dim] += before + after
+        if lies_along(value, dim) or sizes[dim] < 1:
+            return None
+        rows = rows.narrow(dim, 0, 1).expand(sizes)
+    return evolve(value, tensor=rows.contiguous(), fresh=False, call=None)
 
 
 def pool(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:

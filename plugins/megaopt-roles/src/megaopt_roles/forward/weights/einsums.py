@@ -13,7 +13,7 @@ from attrs import evolve
 from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
+from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of, shape_of
 from megaopt_roles.forward.weights.contractions import choose, contract, is_fixed, lookup, note_positions
 from megaopt_roles.forward.weights.forms import reorder, together
 from megaopt_roles.forward.weights.mixtures import mixed_by_einsum
@@ -40,6 +40,8 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
         trace.use_all(found, "indexed" if deps_of(codes) else "looked_up")
         return Flow(deps)
     terms, result = _subscripts(equation, len(operands))
+    if terms and "..." not in equation:
+        _expect(trace, operands, terms)
     _multiply(trace, operands, terms or (), result)
     _choose(trace, operands, terms, result)
     rows: Flow | None = None
@@ -57,6 +59,14 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
             rows = made
             deps = made.deps
     return rows if rows is not None and rows.piece is not None else Flow(deps)
+
+
+def _expect(trace: Trace, operands: Sequence[Any], terms: Sequence[str]) -> None:
+    """Note activations that have not as many axes as letters: the rank is wrong."""
+    for operand, term in zip(operands, terms, strict=True):
+        shape = shape_of(operand) if isinstance(operand, Flow) else None
+        if shape is not None and len(shape) != len(term):
+            trace.misfits.update(id(piece.source.owner) for piece in operand.pieces)
 
 
 def _of_parameters(trace: Trace, equation: Any, operands: Sequence[Weight]) -> Weight:

@@ -67,17 +67,16 @@ def test_every_form_of_a_result_is_returned(generated_models: ModuleType, case: 
     )
 
 
-def test_what_a_part_may_return_instead_adds_to_nothing(generated_models: ModuleType) -> None:
+@pytest.mark.parametrize("forward", ["self.net(x + 1)", "self.net(x) + x.mean()", "x.max() * self.net(x)"])
+def test_what_a_part_may_return_instead_adds_to_nothing(generated_models: ModuleType, forward: str) -> None:
     """A network that returns its hidden features, too, where it is asked to: its last layer may be a head."""
     made = "self.layers = nn.ModuleList([nn.Linear(9, 7), nn.Linear(7, 7)])"
-    forward = "def forward(self, x):\n    return self.mlp(x)\n"
-    last = roles_of(generated_models, made, MLP + forward)["layers.1.weight"]
-    assert last.role is Role.OUTPUT or last.doubt is Doubt.ROLE, last.reason
     inside = generated_models.model(made, MLP.replace("def mlp", "def forward"))()
-    outer = generated_models.model("self.net = None", "def forward(self, x):\n    return self.net(x + 1)\n")()
-    outer.net = inside
-    last = infer_roles(outer)["net.layers.1.weight"]
-    assert last.role is Role.OUTPUT or last.doubt is Doubt.ROLE, last.reason
+    model = generated_models.model("self.net = None", f"def forward(self, x):\n    return {forward}\n")()
+    model.net = inside
+    for part, name in ((inside, "layers.1.weight"), (model, "net.layers.1.weight")):
+        last = infer_roles(part)[name]
+        assert last.role is Role.OUTPUT or last.doubt is Doubt.ROLE, last.reason
 
 
 def test_helpers_are_read_once_for_equal_arguments(generated_models: ModuleType) -> None:

@@ -50,12 +50,24 @@ def _alternatives(reading: ModelReading, module: nn.Module, seen: set[int]) -> l
     seen.add(id(module))
     analysis = reading.analysis(module)
     made = [deps for deps in analysis.held if deps]
-    if len(made) > 1:
+    last = [dep for dep in analysis.returned if not is_mark(dep)]
+    if len(made) > 1 or len(last) != 1 or not _is_read(last[0], seen):
         return made
-    (dep, *others) = analysis.returned or (ARGUMENT,)
-    if others or not isinstance(dep, Call) or isinstance(dep.module, nn.Parameter) or id(dep.module) in seen:
+    (call,) = last
+    inside = _alternatives(reading, call.module, seen)
+    if len(inside) < 2:
         return made
-    return made if is_projection(dep.module) else _alternatives(reading, dep.module, seen)
+    beside = analysis.returned - {call}
+    # What is given to the module inside is what this one hands it.
+    given = [deps - {ARGUMENT} | call.deps if ARGUMENT in deps else deps for deps in inside]
+    return [deps | beside for deps in given]
+
+
+def _is_read(dep: Any, seen: set[int]) -> bool:
+    """True for the call of a module that returns what others made, and is not being looked into."""
+    if not isinstance(dep, Call) or isinstance(dep.module, nn.Parameter):
+        return False
+    return id(dep.module) not in seen and not is_projection(dep.module)
 
 
 def _is_joined(reading: ModelReading, deps: frozenset[Any]) -> bool:

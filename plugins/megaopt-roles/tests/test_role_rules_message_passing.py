@@ -134,3 +134,22 @@ def test_rows_that_are_indexed_or_summed_over(generated_models: ModuleType) -> N
     made = "self.w, self.out = nn.Parameter(torch.randn(30, 8)), nn.Linear(8, 5)"
     found = roles_of(generated_models, made, text)["w"]
     assert (found.role, found.doubt) == (Role.EMBEDDING, Doubt.ROLE)
+
+
+def test_what_layers_made_stays_in_sight_where_it_may_be_a_dictionary(generated_models: ModuleType) -> None:
+    """A helper that takes dictionaries as well: the layer behind it takes what the one before made."""
+    methods = (
+        "def trimmed(self, x, parts):\n    if isinstance(parts, dict):\n"
+        "        return {name: x[name][:size] for name, size in parts.items()}, parts\n    return x[:parts], parts\n\n"
+        "def forward(self, x, y, parts=None):\n    h = self.a(x).relu()\n    if parts is not None:\n"
+        "        h, parts = self.trimmed(h * 2, parts)\n    h = h + self.b(h.index_select(0, y)).relu()\n    return self.out(h)\n"
+    )
+    made = "self.a, self.b, self.out = OwnLinear(9, 12), OwnLinear(12, 12), OwnLinear(12, 5)"
+    found = roles_of(generated_models, made, methods)
+    assert {
+        name: (found[f"{name}.kernel"].role, found[f"{name}.kernel"].doubt) for name in ("a", "b", "out")
+    } == {
+        "a": (Role.MATRIX, Doubt.NONE),
+        "b": (Role.MATRIX, Doubt.NONE),
+        "out": (Role.OUTPUT, Doubt.NONE),
+    }

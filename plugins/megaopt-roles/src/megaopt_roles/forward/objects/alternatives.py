@@ -10,7 +10,7 @@ import torch
 from attrs import evolve, frozen
 from torch import nn
 
-from megaopt_roles.forward.dependencies import of_all
+from megaopt_roles.forward.dependencies import is_mark, of_all
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by, terms_of, together
 from megaopt_roles.forward.weights.forms import any_of, whole_weight
@@ -102,7 +102,8 @@ def _with_items(flow: Flow, other: Any) -> Flow:
 
 
 def _says_more(value: Any, flow: Flow) -> bool:
-    return isinstance(value, nn.Module | dict) or (isinstance(value, list | tuple) and not flow.deps)
+    given = isinstance(value, dict) and all(map(is_mark, flow.deps))
+    return isinstance(value, nn.Module) or given or (isinstance(value, list | tuple) and not flow.deps)
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -142,7 +142,8 @@ def test_what_layers_made_stays_in_sight_where_it_may_be_a_dictionary(generated_
         "def trimmed(self, x, parts):\n    if isinstance(parts, dict):\n"
         "        return {name: x[name][:size] for name, size in parts.items()}, parts\n    return x[:parts], parts\n\n"
         "def forward(self, x, y, parts=None):\n    h = self.a(x).relu()\n    if parts is not None:\n"
-        "        h, parts = self.trimmed(h * 2, parts)\n    h = h + self.b(h.index_select(0, y)).relu()\n    return self.out(h)\n"
+        "        h, parts = self.trimmed(h * 2, parts)\n    h = h + self.b(h.index_select(0, y)).relu()\n"
+        "    return self.out(h)\n"
     )
     made = "self.a, self.b, self.out = OwnLinear(9, 12), OwnLinear(12, 12), OwnLinear(12, 5)"
     found = roles_of(generated_models, made, methods)

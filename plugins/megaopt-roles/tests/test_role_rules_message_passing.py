@@ -104,6 +104,17 @@ def test_branches_of_other_kinds_are_not_taken(generated_models: ModuleType, cas
         assert found["w"].doubt is Doubt.ROLE
 
 
+@pytest.mark.parametrize("given", ["isinstance(scale, float)", "not isinstance(scale, torch.Tensor)"])
+def test_what_is_given_may_be_of_any_kind(generated_models: ModuleType, given: str) -> None:
+    """A number stands where nobody gives anything: both branches are read."""
+    text = (
+        f"def forward(self, x, scale=1.0):\n    if {given}:\n        return self.out(x * self.w[0])\n"
+        "    return self.out(x @ self.w)\n"
+    )
+    made = "self.w, self.out = nn.Parameter(torch.randn(9, 9)), nn.Linear(9, 5)"
+    assert roles_of(generated_models, made, text)["w"].doubt is Doubt.ROLE
+
+
 @pytest.mark.parametrize("case", ROWS)
 def test_loops_over_rows_see_all_of_them(generated_models: ModuleType, case: str) -> None:
     """Whatever is numbered beside the rows of a parameter is read for each of them."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from megaopt_roles.forward.dependencies import is_mark
 from megaopt_roles.forward.evaluation.expressions import ExpressionEvaluator
 from megaopt_roles.forward.objects.attributes import operator_of
 from megaopt_roles.forward.objects.containers import entries, items_of
@@ -114,7 +115,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
         either = (
             type(args[0]) is list and not quiet.is_instance(args[0], kinds) and quiet.is_instance((), kinds)
         )
-        if isinstance(args[0], Weight) or (isinstance(args[0], Flow) and args[0].tensor is not None):
+        if _is_made(args[0]):
             known = _is_tensor(kinds)
         elif is_abstract(args[0]) or either:  # or a tuple
             known = None
@@ -135,13 +136,23 @@ class BuiltinEvaluator(ExpressionEvaluator):
         return Flow() if len(args) != 1 or is_abstract(args[0]) else type(args[0])
 
 
+def _is_made(value: Any) -> bool:
+    """True for a weight, and for what layers made whose shape is known: a tensor. What is given may be anything."""
+    if isinstance(value, Flow):
+        return value.tensor is not None and not all(map(is_mark, value.deps))
+    return isinstance(value, Weight)
+
+
 def _is_tensor(kinds: Any) -> bool | None:
-    """Return whether a tensor is an instance of one of these classes; None for its subclasses."""
-    several = kinds if isinstance(kinds, tuple) else (kinds,)
-    if torch.Tensor in several or object in several:
-        return True
-    others = all(isinstance(kind, type) and not issubclass(kind, torch.Tensor) for kind in several)
-    return False if others else None
+    """Return whether a tensor is an instance of these classes; None where one of a subclass may be."""
+    known = quiet.is_instance(torch.empty((), device="meta"), kinds)
+    several = [
+        part
+        for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
+        for part in get_args(kind) or (kind,)
+    ]
+    may_be = any(isinstance(kind, type) and issubclass(kind, torch.Tensor) for kind in several)
+    return None if known is False and may_be else known
 
 
 def _is_pair(item: Any) -> bool:

@@ -51,7 +51,7 @@ def _alternatives(reading: ModelReading, module: nn.Module, seen: set[int]) -> l
     analysis = reading.analysis(module)
     made = [deps for deps in analysis.held if deps]
     last = [dep for dep in analysis.returned if not is_mark(dep)]
-    if len(made) > 1 or len(last) != 1 or not _is_read(last[0], seen):
+    if len(made) > 1 or len(last) != 1 or not (isinstance(last[0], Call) and _is_read(last[0], seen)):
         return made
     (call,) = last
     inside = _alternatives(reading, call.module, seen)
@@ -64,8 +64,8 @@ def _alternatives(reading: ModelReading, module: nn.Module, seen: set[int]) -> l
 
 
 def _is_read(dep: Any, seen: set[int]) -> bool:
-    """True for the call of a module that returns what others made, and is not being looked into."""
-    if not isinstance(dep, Call) or isinstance(dep.module, nn.Parameter):
+    """True for a call of a module, or a part of it, that returns what others made, and was not looked into."""
+    if is_mark(dep) or isinstance(dep.module, nn.Parameter):
         return False
     return id(dep.module) not in seen and not is_projection(dep.module)
 
@@ -75,9 +75,7 @@ def _is_joined(reading: ModelReading, deps: frozenset[Any]) -> bool:
     seen: set[int] = set()
     while JOINED not in deps:
         dep: Any = next(iter(deps - {NUMBER})) if len(deps - {NUMBER}) == 1 else ARGUMENT
-        if is_mark(dep) or isinstance(dep.module, nn.Parameter) or is_projection(dep.module):
-            return False
-        if id(dep.module) in seen:
+        if not _is_read(dep, seen):
             return False
         seen.add(id(dep.module))
         analysis = reading.analysis(dep.module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import define, field
@@ -45,6 +46,14 @@ class RankSigns:
         """The owners, by identity, of what shows that the rank is wrong."""
         return self.misfits | (self.miscounted - self.counted)
 
+    def misfit(self, pieces: Iterable[Piece]) -> None:
+        """Note pieces whose owners' rows were taken to have a wrong number of dimensions.
+
+        Args:
+            pieces: of any activations.
+        """
+        self.misfits.update(id(piece.source.owner) for piece in pieces)
+
     def expect(self, value: Any, width: int | None) -> None:
         """Note that a layer takes an activation of so many features.
 
@@ -54,7 +63,7 @@ class RankSigns:
         """
         for flow in (value, *value.terms) if isinstance(value, Flow) and width is not None else ():
             if flow.piece is not None and not _may_fit(flow, width or 0):
-                self.misfits.add(id(flow.piece.source.owner))
+                self.misfit((flow.piece,))
             elif flow.piece is not None and flow.piece.parent is not None:
                 self.fits.add(id(flow.piece.source.owner))
 
@@ -142,7 +151,7 @@ class RankSigns:
             return
         before = self.given.setdefault((id(layer), id(piece.parent)), piece)
         if before is not piece:
-            self.misfits.add(id(piece.source.owner))
+            self.misfit((piece,))
 
 
 def _may_fit(flow: Flow, width: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.forward.objects.alternatives import Choice, abstract, merge_values
 from megaopt_roles.forward.objects.attributes import Bound, operator_of
-from megaopt_roles.forward.objects.containers import has_few_rows
+from megaopt_roles.forward.objects.containers import rows_gone_through
 from megaopt_roles.forward.objects.frames import Closure, Frame
 from megaopt_roles.forward.operations.arithmetic import arithmetic
 from megaopt_roles.forward.operations.codes import equal
@@ -91,7 +91,7 @@ class OperatorEvaluator(ABC):
 
     def is_uncounted(self, value: Any) -> bool:
         """True for what has some items or other: as many as a list of modules that it is gone through with."""
-        return (is_abstract(value) and not has_few_rows(value)) or id(value) in self.uncounted
+        return (is_abstract(value) and not rows_gone_through(value)) or id(value) in self.uncounted
 
     def as_uncounted(self, items: list[Any]) -> list[Any]:
         """Return a list, noted as one that stands for any number of items."""

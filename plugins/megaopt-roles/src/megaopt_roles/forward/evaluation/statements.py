@@ -53,7 +53,7 @@ class Evaluator(CallEvaluator):
         if len(values) == 1:
             return values[0]
         kinds = {
-            len(value) if isinstance(value, list | tuple) else -1 - isinstance(value, dict)
+            (isinstance(value, dict), len(value) if isinstance(value, list | tuple) else None)
             for value in values
         }
         if len(kinds) == 1 and not any(isinstance(value, Flow) and value.held for value in values):

@@ -14,7 +14,7 @@ from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, is_abstract
 from megaopt_roles.forward.weights.parts import taken
 
-__all__ = ["MOST_ITEMS", "entries", "has_few_rows", "items_of"]
+__all__ = ["MOST_ITEMS", "entries", "items_of", "rows_gone_through"]
 
 MOST_ITEMS = 64
 """Rounds of a loop that are read: as many as models have layers."""
@@ -29,16 +29,17 @@ def entries(value: Any) -> dict[Any, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def has_few_rows(value: Any) -> bool:
-    """True for a weight that a loop goes through row by row, all of them."""
-    return isinstance(value, Weight) and bool(value.shape) and 0 < (value.shape or (0,))[0] <= MOST_ITEMS
+def rows_gone_through(value: Any) -> int:
+    """Return how many rows a weight has that a loop goes through one by one; 0 for more, and for anything else."""
+    rows = value.shape[0] if isinstance(value, Weight) and value.shape else 0
+    return rows if rows <= MOST_ITEMS else 0
 
 
 def items_of(trace: Trace, value: Any) -> list[Any]:
     """Return what a loop over a value sees; of long plain sequences the two ends."""
     if isinstance(value, Weight):  # its rows
         row = taken(value, 0, None) if value.shape and value.axes else value
-        return [row] * (value.shape[0] if value.shape and has_few_rows(value) else 1)
+        return [row] * (rows_gone_through(value) or 1)
     if isinstance(value, Flow):
         coded = value.one_hot and value.coded
         return [evolve(trace.unknown(value), one_hot=value.one_hot, coded=coded, zero=value.zero)] * 2

@@ -87,12 +87,12 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
 def _sum(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return a sum or a mean, and note what one of products is: a comparison of activations, or a product."""
     summed = argument(0, "input", args, kwargs)
-    if isinstance(summed, Flow) and summed.factors:
-        trace.compare(*summed.factors)
     if isinstance(summed, Flow):
         trace.note_all(summed.shares, "proportioning")
-    if isinstance(summed, Flow) and summed.weighed:
-        contractions.sum_of_products(trace, summed, argument(1, "dim", args, kwargs))
+        if summed.factors:
+            trace.compare(*summed.factors)
+        if summed.weighed:
+            contractions.sum_of_products(trace, summed, argument(1, "dim", args, kwargs))
     made = drawn(anything(trace, name, args, kwargs), args)
     total = isinstance(made, Flow) and len(args) == 1 and not kwargs
     return as_number(made) if total else made

@@ -83,7 +83,8 @@ def _index_flow(trace: Trace, value: Flow, key: Any) -> Any:
     except IndexError:  # beyond the features: these are positions, and the rank is wrong
         beyond = any(isinstance(item, int) and lies_along(value, at) for at, item in enumerate(keys))
         several = sum(item is not None and item is not Ellipsis for item in keys) > value.tensor.dim()
-        trace.misfits.update(id(piece.source.owner) for piece in value.pieces if beyond or several)
+        if beyond or several:
+            trace.misfit(value.pieces)
         return Flow(value.deps)
     except Exception:  # noqa: BLE001 - the shape is not what was assumed
         return Flow(value.deps)

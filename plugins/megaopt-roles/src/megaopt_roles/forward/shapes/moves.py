@@ -70,7 +70,7 @@ def _note_repeated(trace: Trace, parts: Sequence[Flow]) -> None:
     """Note a cut through positions, too, that a new shape laid in one axis with features: the rank is wrong then."""
     pieces = [part.piece for part in parts if part.piece is not None and part.piece.parent is not None]
     if len({id(piece) for piece in pieces}) < len(pieces):
-        trace.misfits.update(id(piece.source.owner) for piece in pieces)
+        trace.misfit(pieces)
 
 
 def _of_no_shape(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:

@@ -66,7 +66,7 @@ def _expect(trace: Trace, operands: Sequence[Any], terms: Sequence[str]) -> None
     for operand, term in zip(operands, terms, strict=True):
         shape = shape_of(operand) if isinstance(operand, Flow) else None
         if shape is not None and len(shape) != len(term):
-            trace.misfits.update(id(piece.source.owner) for piece in operand.pieces)
+            trace.misfit(operand.pieces)
 
 
 def _of_parameters(trace: Trace, equation: Any, operands: Sequence[Weight]) -> Weight:

@@ -185,6 +185,7 @@ HOOKS = {
     "megaopt_annotate_params": "reads models",
     "megaopt_resolve_optimizer": "any class by its name",
     "megaopt_step_runner": "where and how steps run",
+    "megaopt_process_groups": "process groups of trainers' models",
     "megaopt_commands": "commands",
 }
 """Hook to what a plugin that implements it offers, beside what has names."""

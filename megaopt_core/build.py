@@ -74,8 +74,8 @@ def build_optimizer(
         model: the model, or its chunks.
         optimizer: a registered name; `megaopt optimizers` lists them.
         overrides: per-parameter settings; None means the standard ones (no weight decay on biases and vectors).
-        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, of
-            the mesh that its DTensors lie on, or the default group.
+        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, that
+            its trainer keeps, of the mesh that its DTensors lie on, or the default group.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
         routing: a checkpoint whose routing is built: every parameter gets the optimizer that stepped it there.
@@ -126,8 +126,8 @@ def get_megatron_optimizer(
         model_chunks: the model's chunks, wrapped or bare; a single one may be given without a list.
         config_overrides: `{ParamKey: ParamGroupOverride}`; None means the standard overrides, `{}` none.
         use_gloo_process_groups: kept for the signature; no gloo groups are made, whatever it says.
-        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, of
-            the mesh that its DTensors lie on, or the default group.
+        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, that
+            its trainer keeps, of the mesh that its DTensors lie on, or the default group.
         dump_param_to_param_group_map: folder into which `{parameter name: group id}` is written.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.

@@ -13,9 +13,12 @@ import pluggy
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
     from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.execution._step_runner import StepRunner
+    from megaopt_core.parallel._groups import ProcessGroupCollection
     from megaopt_core.params._keys import ParamKey
     from megaopt_core.params._overrides import ParamGroupOverride
     from megaopt_core.params._roles import Role, RoleDecision
@@ -34,6 +37,7 @@ __all__ = [
     "megaopt_commands",
     "megaopt_optimizer_entries",
     "megaopt_param_overrides",
+    "megaopt_process_groups",
     "megaopt_resolve_optimizer",
     "megaopt_schedules",
     "megaopt_sharding_strategies",
@@ -102,6 +106,23 @@ def megaopt_param_overrides(  # type: ignore[empty-body]
 
     Returns:
         `{ParamKey: ParamGroupOverride}`.
+    """
+
+
+@hookspec
+def megaopt_process_groups(
+    model_chunks: Sequence[torch.nn.Module],
+) -> ProcessGroupCollection | DeviceMesh | Mapping[str, ProcessGroup] | None:
+    """Give the process groups of a model whose trainer keeps them.
+
+    Asked once a build, where the caller gives no `pg_collection` and no wrapper of ours has groups. Two plugins that
+    give different groups are an error.
+
+    Args:
+        model_chunks: the model chunks of this rank, wrapped or bare.
+
+    Returns:
+        A collection, a DeviceMesh or a mapping of its names; None: the model is no model of this trainer's.
     """
 
 

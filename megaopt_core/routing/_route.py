@@ -15,12 +15,12 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
-from megaopt_core.params._parts import groups_of_model
 from megaopt_core.routing._agreement import ADVICE, params_alike, settings_alike
 from megaopt_core.routing._groups import GroupKey, GroupSpec, children_of, group_values, order_children
 from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._one_rank import RankRouting, Told, route_this_rank
 from megaopt_core.routing._overrides.matching import raise_unmatched
+from megaopt_core.routing._process_groups import find_process_groups
 from megaopt_core.routing._routing import NameMap, ParamRoute, Routing
 from megaopt_core.routing._sharding import chosen_strategy, strategy_of
 from megaopt_core.routing._stored import GivenRouting
@@ -53,8 +53,8 @@ def route(
         config: the run's configuration.
         model_chunks: the model, or its chunks under virtual pipeline parallelism; wrapped or bare.
         config_overrides: `{ParamKey: ParamGroupOverride}`; None means the standard overrides, `{}` none.
-        pg_collection: process groups, or a DeviceMesh that names them; None: those of the mesh that the model's
-            DTensors lie on, or the default group.
+        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model's trainer keeps,
+            of the mesh that its DTensors lie on, or the default group.
         fqn: maps `(chunk index, local name)` to a globally unique name, where ranks number locally.
         example: a batch to run one forward with: a tensor, a tuple of arguments or a mapping of keyword arguments.
         routing: a checkpoint, or what a plugin read from one: every parameter gets the optimizer, role and view that it
@@ -82,7 +82,7 @@ def route(
     require_config(config)
     chunks = chunks_of(model_chunks)
     _require_function(fqn)
-    pgs = groups_of_model(chunks) if pg_collection is None else ProcessGroupCollection.of(pg_collection)
+    pgs = find_process_groups(chunks) if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     mine, error = None, None
     try:
         mine = route_this_rank(config, chunks, config_overrides, pgs, fqn, example, routing)

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from attrs import evolve
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
-from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
+from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._names import named_params
-from megaopt_core.params._parts import groups_of_model
+from megaopt_core.routing._process_groups import find_process_groups, ranks_of
 from megaopt_core.routing._routing import NameMap, Routing
 from megaopt_core.sharding._layout import BufferKey, PerBufferParamLayout
 from megaopt_core.sharding._wrapped import WrappedModel, wrappers_of
@@ -34,8 +33,8 @@ def groups_of_wrapped(
 
     Args:
         chunks: the model chunks.
-        pgs: the caller's process groups; None: the wrapper's; where no chunk has one of ours, those of the
-            mesh that its DTensors lie on, or the default group.
+        pgs: the caller's process groups; None: the wrapper's; where no chunk has one of ours, those that its
+            trainer keeps, of the mesh that its DTensors lie on, or the default group.
 
     Raises:
         ParallelGroupError: a wrapper reduces gradients over other ranks than the caller's groups name.
@@ -54,7 +53,7 @@ def groups_of_wrapped(
                 inter_expt_dist_opt=made.inter_expt_dist_opt,
                 intra_dist_opt=made.intra_dist_opt,
             )
-    return groups_of_model(chunks) if pgs is None else ProcessGroupCollection.of(pgs)
+    return find_process_groups(chunks) if pgs is None else ProcessGroupCollection.of(pgs)
 
 
 def _each(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[int, WrappedModel]]:
@@ -90,17 +89,12 @@ def require_same_ranks(index: int, wrapper: WrappedModel, given: ProcessGroupCol
         ]
     for whose, mine, theirs in pairs:
         only_wrapping_made_it = mine is None and whose.startswith("one instance")
-        if not only_wrapping_made_it and _ranks(mine) != _ranks(theirs):
+        if not only_wrapping_made_it and ranks_of(mine) != ranks_of(theirs):
             raise ParallelGroupError(
                 f"model chunk {index} is wrapped over other ranks than the optimizer is built for: {whose} "
-                f"data-parallel ranks {_ranks(theirs)} and {_ranks(mine)}. Pass the same pg_collection to both, or "
+                f"data-parallel ranks {ranks_of(theirs)} and {ranks_of(mine)}. Pass the same pg_collection to both, or "
                 "leave it out here"
             )
-
-
-def _ranks(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the ranks of a group; none for a group of one rank, which is as good as no group."""
-    return [] if group is None or size_of(group) == 1 else dist.get_process_group_ranks(group)
 
 
 def require_as_planned(chunks: Sequence[torch.nn.Module], routing: Routing, fqn: NameMap | None) -> None:

@@ -10,6 +10,9 @@ import pytest
 PLUGINS = Path(__file__).parents[2] / "plugins"
 EVERY = {folder.parent.name.removeprefix("megaopt-") for folder in PLUGINS.glob("megaopt-*/tests")}
 
+# Of a real trainer's environment.
+TRAINERS = EVERY - {"bridge", "device", "tools"}
+
 # The plugins of an environment, named and needed. adam steps what lion, muon and soap leave; muon and soap read roles;
 # the tests are written with the kit.
 COMBOS = {
@@ -38,6 +41,7 @@ COMBOS = {
     "bridge": {"adam", "bridge", "checkpoint", "distributed", "roles", "testing"},
     "models": {"roles"},
     "examples": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
+    "trainers-megatron": TRAINERS,
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "long": EVERY - {"tools"},
@@ -77,6 +81,17 @@ def test_every_environment_looks_at_what_is_installed() -> None:
     runs = [line for line in text.splitlines() if "{[tests]run}" in line and "py313-all" not in line]
     looking = ("{[tests]combo}", "{[tests]kit}", "tests/combos")
     assert [line for line in runs if not any(part in line for part in looking)] == []
+
+
+def test_every_trainer_has_an_environment_that_runs() -> None:
+    """The folders of `tests/trainers`, the environments, and what continuous integration runs are the same."""
+    root = PLUGINS.parent
+    folders = {path.parent.name for path in (root / "tests" / "trainers").glob("*/test_*.py")}
+    loop = re.search(r"^for trainer in (.*); do$", (root / ".ci" / "run").read_text(), re.MULTILINE)
+    assert loop is not None
+    environments = re.findall(r"^\[testenv:trainers-(.*)\]$", (root / "tox.ini").read_text(), re.MULTILINE)
+    assert set(loop[1].split()) == set(environments) == folders
+    assert {f"trainers-{name}" for name in folders} <= set(COMBOS)
 
 
 def test_every_entry_point_loads() -> None:

@@ -12,7 +12,7 @@ import torch
 from megaopt_testing import temporary_plugin
 
 from megaopt_core import OptimizerEntry, OptimizerParamScheduler, build_optimizer, get_registry, hookimpl
-from megaopt_core.errors import UnknownNameError
+from megaopt_core.errors import ParallelGroupError, UnknownNameError
 from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = pytest.mark.any_python
@@ -164,6 +164,11 @@ def test_every_plugin_of_the_documentation_trains_and_resumes(block: str, tmp_pa
             made.parts[0].runner = module.megaopt_step_runner(made.config, entry, "mine")
             _train(model, made, range(1))
             assert capsys.readouterr().out == f"{len(list(model.parameters()))} tensors are stepped\n"
+        if hasattr(module, "megaopt_process_groups"):
+            model = Model()
+            model.mesh_of_my_trainer = {"axis": None}
+            with pytest.raises(ParallelGroupError, match=r"unknown process groups \['axis'\]"):
+                build_optimizer(model, "example_adam", lr=0.05)
         assert cases or any(hasattr(module, hook) for hook in _HOOKS_WITHOUT_NAMES)
 
 
@@ -175,6 +180,7 @@ _HOOKS_WITHOUT_NAMES = (
     "megaopt_stored_routing",
     "megaopt_resolve_optimizer",
     "megaopt_step_runner",
+    "megaopt_process_groups",
 )
 
 

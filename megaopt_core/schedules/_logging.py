@@ -14,10 +14,11 @@ def get_canonical_lr_for_logging(param_groups: Sequence[Mapping[str, Any]]) -> f
     """Return the learning rate of the first group whose learning rate no override touches.
 
     Args:
-        param_groups: an optimizer's groups; one without the key `default_config` counts as touched by none.
+        param_groups: an optimizer's groups; one without the key `default_config` is passed over, one without
+            parameters is not.
 
     Returns:
-        Its `lr`, read from a tensor where it is one; None when every group has a learning rate of its own.
+        Its `lr`, read from a tensor where it is one; None where no group is marked so, or the first has no `lr`.
 
     Raises:
         ConfigurationError: these are no parameter groups.
@@ -35,6 +36,6 @@ def get_canonical_lr_for_logging(param_groups: Sequence[Mapping[str, Any]]) -> f
             "param_groups", param_groups, "give optimizer.param_groups, a list of groups"
         )
     for group in param_groups:
-        if group.get("default_config", True):
-            return float(group["lr"])
+        if group.get("default_config", False):
+            return None if group.get("lr") is None else float(group["lr"])
     return None

@@ -155,7 +155,26 @@ def test_the_canonical_learning_rate_is_the_first_that_no_override_touches(mlp, 
     assert get_canonical_lr_for_logging(optimizer.param_groups) == 0.25
     own = [group for group in optimizer.param_groups if group["lr"] == 0.5]
     assert get_canonical_lr_for_logging(own) is None
-    assert get_canonical_lr_for_logging([{"lr": torch.tensor(2.0)}]) == 2.0
+    assert get_canonical_lr_for_logging([{"default_config": True, "lr": torch.tensor(2.0)}]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([], None),
+        ([{"lr": 0.1}], None),
+        ([{"lr": 0.1}, {"lr": 0.2, "default_config": True}], 0.2),
+        ([{"default_config": True}], None),
+        ([{"default_config": True, "lr": None}], None),
+        ([{"default_config": True}, {"default_config": True, "lr": 0.1}], None),
+        ([{"default_config": False, "lr": 0.1}], None),
+        ([{"default_config": True, "lr": 0.1, "params": []}], 0.1),
+        (({"default_config": 1, "lr": 3},), 3.0),
+    ],
+)
+def test_the_canonical_learning_rate_of_groups_that_lack_something(groups, expected) -> None:
+    """Megatron-core's function returns the same: a missing mark is False, a missing learning rate None."""
+    assert get_canonical_lr_for_logging(groups) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

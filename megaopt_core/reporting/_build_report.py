@@ -16,6 +16,7 @@ from megaopt_core.sharding._split_step import Travel
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.routing._groups import ChildSpec
     from megaopt_core.routing._routing import ParamRoute
 
 __all__ = ["build_report"]
@@ -43,17 +44,18 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool =
     position = 0
     for part in optimizer.parts:
         travels = part.sharded.travels()
-        registered: str | None = None
+        registered = strategy = None
         elements = count = 0
         for group in part.groups:
             for param in group["params"]:
                 name = optimizer.names[param]
                 entry = routes.get(name)
-                registered = entry.spec.optimizer if entry else None
+                registered, strategy = (entry.spec.optimizer, entry.strategy) if entry else (None, None)
                 rows[name] = _param_row(name, param, entry, part.inner, group, position, travels.get(name))
                 elements, count = elements + param.numel(), count + 1
             position += 1
-        registered = registered or _registered_of_empty(optimizer, position - 1)
+        if registered is None and (child := _child_of_empty(optimizer, position - 1)) is not None:
+            registered, strategy = child.optimizer, child.strategy
         for name, note in _notes(registered, part.inner).items():
             if name in rows:
                 rows[name] = evolve(rows[name], note=note)
@@ -75,6 +77,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool =
                 _same_as(registered),
                 None if sent is None else sent.bytes,
                 0 if sent is None else sent.collectives,
+                strategy or "",
             )
         )
     ordered = [rows[name] for name in dict.fromkeys((*routes, *rows)) if name in rows]
@@ -121,10 +124,9 @@ def _require_notes(notes: object) -> Mapping[str, str]:
     raise PluginError(f"param_notes returned a {type(notes).__name__}; it must map names to notes")
 
 
-def _registered_of_empty(optimizer: MegatronOptimizer, group: int) -> str | None:
-    routing = optimizer.routing
-    known = () if routing is None else routing.groups
-    return known[group].key.optimizer if group < len(known) else None
+def _child_of_empty(optimizer: MegatronOptimizer, group: int) -> ChildSpec | None:
+    children = () if optimizer.routing is None else optimizer.routing.children
+    return next((child for child in children if group in child.groups), None)
 
 
 def _param_row(

@@ -68,13 +68,14 @@ class PartRow:
         plugin: distribution and version that brought it.
         parameters: how many model parameters it steps on this rank.
         elements: how many elements.
-        changed: how many of its stepped tensors the last step changed; None when that was not asked for.
-        stepped: how many tensors it steps.
+        changed: how many of the tensors that this rank steps the last step changed; None when that was not asked for.
+        stepped: how many tensors this rank steps.
         method: how changes were detected.
         same_as: `"module:Class"` of the optimizer whose first steps it shares by its entry; empty for none.
         sent: bytes that this rank has sent to other ranks in the last step, counted at the process groups; None where
             nothing travels, or nobody counts.
         collectives: in how many collectives.
+        strategy: how it is sharded; empty where it was made by hand.
     """
 
     optimizer: str
@@ -88,6 +89,7 @@ class PartRow:
     same_as: str = ""
     sent: int | None = None
     collectives: int = 0
+    strategy: str = ""
 
 
 @frozen

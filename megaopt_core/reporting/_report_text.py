@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from megaopt_core.reporting._alike import Alike, alike, shown_count, shown_rate, table_with_reasons
 from megaopt_core.reporting._text_table import fitted_table, format_table, wrapped
+from megaopt_core.routing._routing import UNSHARDED
 
 if TYPE_CHECKING:
     from megaopt_core.reporting._report import OptimizerReport, ParamRow
@@ -16,7 +17,7 @@ __all__ = ["WIDTH", "full_text", "short_text", "summary_table"]
 WIDTH = 100
 _MOST_ROWS = 20
 
-_CHANGED, _SENT = "changed in last step", "sent in last step"
+_SENT = "sent in last step"
 
 
 def short_text(report: OptimizerReport, width: int = WIDTH) -> str:
@@ -71,26 +72,29 @@ def full_text(report: OptimizerReport) -> str:
 
 
 def summary_table(report: OptimizerReport, width: int | None = None) -> str:
-    """Return one table with a row for every optimizer; the column of changes only where they were asked for.
+    """Return one table with a row for every optimizer; changes only where they were asked for, strategies that share.
 
     Args:
         report: the report.
         width: longest line, for which classes and plugins give way; None: no limit.
     """
+    shared = any(part.strategy not in ("", UNSHARDED) for part in report.parts)
+    changed = f"changed {'on this rank ' if shared else ''}in last step"
     rows = [
         {
             "optimizer": part.optimizer,
             "class": part.optimizer_class + (f" (as {part.same_as})" if part.same_as else ""),
             "from": part.plugin,
+            "strategy": part.strategy or None,
             "parameters": f"{part.parameters:,}",
             "elements": f"{part.elements:,}",
-            _CHANGED: None if part.changed is None else f"{part.changed} of {part.stepped} ({part.method})",
+            changed: None if part.changed is None else f"{part.changed} of {part.stepped} ({part.method})",
             _SENT: None if part.sent is None else f"{part.sent:,} B in {part.collectives} collectives",
         }
         for part in report.parts
     ]
-    header = ["optimizer", "class", "from", "parameters", "elements"]
-    header += [column for column in (_CHANGED, _SENT) if any(row[column] for row in rows)]
+    header = ["optimizer", "class", "from", *(["strategy"] if shared else []), "parameters", "elements"]
+    header += [column for column in (changed, _SENT) if any(row[column] for row in rows)]
     return fitted_table(header, rows, width, optional=["class", "from"], right=["parameters", "elements"])
 
 

@@ -191,9 +191,8 @@ def _settings(method: str, base: str, names: list[str]) -> Iterator[tuple[str, d
         yield label, {**plain, "target_modules": names}
     if method == "LORA":
         yield "dora", {**plain, "target_modules": names, "use_dora": True}
-        heads = {"llama": ["embed_tokens", "lm_head"], "gpt2": ["wte", "lm_head"], "bert_classifier": ["word_embeddings"],
-                 "vit": ["projection"], "t5": ["shared"]}  # fmt: skip
-        yield "lora-ends", {**plain, "target_modules": [*names, *heads[base]]}
+        ends = ["embed_tokens", "lm_head", "wte", "word_embeddings", "projection", "shared"]
+        yield "lora-ends", {**plain, "target_modules": [*names, *ends]}
 
 
 def own_models() -> Iterator[Named]:

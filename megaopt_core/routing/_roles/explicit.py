@@ -18,6 +18,9 @@ __all__ = ["apply_explicit", "cut_by_attributes"]
 
 type Description = tuple[Role | MatrixView, str]
 
+_EMBEDDING = "is_embedding_parameter"
+_MARKS = ("is_embedding_or_output_parameter", _EMBEDDING)
+
 
 def apply_explicit(
     entry: NamedParam, found: RoleDecision, annotations: Mapping[str, Role | MatrixView]
@@ -52,8 +55,10 @@ def _from_attributes(entry: NamedParam) -> list[Description]:
     sizes = getattr(param, "qkv_split_shapes", None)
     if getattr(param, "is_qkv", False) and sizes is not None:
         found.append((_query_groups(entry.name, sizes), "attributes is_qkv and qkv_split_shapes"))
-    if getattr(param, "is_embedding_or_output_parameter", False):
-        found.append((Role.OUTPUT, "attribute is_embedding_or_output_parameter"))
+    if getattr(param, _EMBEDDING, False) and param.dim() > 1:
+        found.append((Role.EMBEDDING, f"attribute {_EMBEDDING}"))
+    elif getattr(param, _MARKS[0], False):
+        found.append((Role.OUTPUT, f"attribute {_MARKS[0]}"))
     return found
 
 
@@ -108,9 +113,18 @@ def _decided(entry: NamedParam, found: RoleDecision, said: Role | MatrixView, wh
         return _as_found(_as_matrix(entry, found.view or MATRIX, who), found)
     if said is Role.ELEMENTWISE:
         return elementwise(who)
-    if who.startswith("attribute is_embedding") and found.role is Role.EMBEDDING:
-        return embedding(f"{who}; {found.reason}")
-    return embedding(who) if said is Role.EMBEDDING else output(who)
+    if said is Role.EMBEDDING:
+        return embedding(who)
+    is_table = who.startswith("attribute is_embedding") and _is_table(entry, found)
+    return embedding(f"{who}; {found.reason}") if is_table else output(who)
+
+
+def _is_table(entry: NamedParam, found: RoleDecision) -> bool:
+    """Return whether a parameter that is marked as an embedding or output is the first of the two."""
+    if getattr(entry.param, _EMBEDDING, None) is False:
+        return False
+    named = any(type(module).__name__.endswith(("Embedding", "Embeddings")) for _, module, _ in entry.owners)
+    return found.role is Role.EMBEDDING or (named and found.doubt is Doubt.ROLE)
 
 
 def cut_by_attributes(param: nn.Parameter) -> bool:
@@ -132,16 +146,8 @@ def _as_matrix(entry: NamedParam, view: MatrixView, who: str) -> RoleDecision:
 
 
 def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
-    """Apply `use_muon` and an explicit False of `is_embedding_or_output_parameter`."""
-    param = entry.param
-    denied = getattr(param, "is_embedding_or_output_parameter", None) is False
-    if denied and decision.role.is_embedding_or_output:
-        is_projected = any(not isinstance(module, nn.Embedding) for _, module, _ in entry.owners)
-        if decision.role is Role.OUTPUT and param.dim() > 1 and is_projected:
-            said = matrix("attribute is_embedding_or_output_parameter is False", decision.view or MATRIX)
-            decision = _as_found(said, decision)
-        else:
-            decision = elementwise("attribute is_embedding_or_output_parameter is False")
+    """Apply `use_muon`, and an explicit False of the marks of embeddings and outputs."""
+    param, decision = entry.param, _denied(entry, decision)
     use_muon = getattr(param, "use_muon", None)
     if use_muon is None:
         return decision
@@ -151,13 +157,28 @@ def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
         return evolve(decision, doubt=Doubt.NONE)
     settles = decision.role is not Role.MATRIX or decision.doubt is Doubt.ROLE
     if param.dim() > 1 and not param.dtype.is_complex and settles:
-        if getattr(param, "is_embedding_or_output_parameter", False):
+        marks = [mark for mark in _MARKS if getattr(param, mark, False)]
+        if marks:
             raise ViewError(
                 f"{entry.name}: two descriptions contradict each other: attribute use_muon says role 'matrix', "
-                "attribute is_embedding_or_output_parameter says an embedding or output"
+                f"attribute {marks[0]} says an embedding{'' if marks[0] == _EMBEDDING else ' or output'}"
             )
         return _as_found(matrix("attribute use_muon is True", decision.view or MATRIX), decision)
     return decision
+
+
+def _denied(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
+    """Return the decision after an explicit False: of the mark of embeddings, or of that of both."""
+    denied = [mark for mark in _MARKS if getattr(entry.param, mark, None) is False]
+    if decision.role is Role.OUTPUT:
+        denied = [mark for mark in denied if mark != _EMBEDDING]
+    if not denied or not decision.role.is_embedding_or_output:
+        return decision
+    why = f"attribute {denied[0]} is False"
+    is_projected = any(not isinstance(module, nn.Embedding) for _, module, _ in entry.owners)
+    if decision.role is Role.OUTPUT and entry.param.dim() > 1 and is_projected:
+        return _as_found(matrix(why, decision.view or MATRIX), decision)
+    return elementwise(why)
 
 
 def _as_found(said: RoleDecision, found: RoleDecision) -> RoleDecision:

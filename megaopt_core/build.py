@@ -201,8 +201,8 @@ def optimizer_from_routing(
         watched = WatchedModel(chunks, fqn, frozenset(routing.excluded))
         held = held_alike(watched.named_chunks(), set(model.params.values()), pgs, everything=False)
         alike.extend([*buffers_alike(buffers, pgs), *held])
-    with raised_on_all(pgs, "laying out the optimizer"):
-        layouts = strategy_layouts(routing, pgs, buffers)
+    with raised_on_all(pgs, "laying out the optimizer") as alike:
+        layouts = strategy_layouts(routing, pgs, buffers, alike)
         error = refusal(routing, model.params) or reduced_elsewhere(layouts, routing, buffers)
         if error is not None:
             raise error

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ShardingError
-from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.parallel._agreement import Comparison
+from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._shards import Shard, intersect
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.registry._registry import get_registry
@@ -15,7 +16,7 @@ from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._routing import UNSHARDED, Routing
 from megaopt_core.sharding._elements import extent_of
 from megaopt_core.sharding._layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
-from megaopt_core.sharding._ownership import require_partition
+from megaopt_core.sharding._ownership import Owners, require_partition
 from megaopt_core.sharding._protocol import ParamLayout
 from megaopt_core.sharding._stage_specs import specs_of_stage
 
@@ -100,6 +101,7 @@ def strategy_layouts(
     routing: Routing,
     pgs: ProcessGroupCollection,
     buffers: Mapping[BufferKey, PerBufferParamLayout] | None = None,
+    alike: list[Comparison] | None = None,
 ) -> dict[str, ParamLayout]:
     """Return the layout of every strategy that a routing uses.
 
@@ -107,6 +109,7 @@ def strategy_layouts(
         routing: what `route` returned.
         pgs: the process groups.
         buffers: what the model is wrapped in.
+        alike: gets what ranks must have alike of the layouts.
 
     Raises:
         OwnershipError: a layout leaves elements of a parameter to no rank, or gives them to more than one.
@@ -127,9 +130,25 @@ def strategy_layouts(
         specs = [spec for spec in stage if strategy_of[spec.group] == strategy]
         with get_registry().blaming("strategy", strategy):
             layout = get_registry().strategy(strategy).layout(specs, world, options)
-        require_partition(strategy, layout, specs, world)
+        owners = require_partition(strategy, layout, specs, world)
         layouts[strategy] = layout
+        if alike is not None:
+            alike += _layouts_alike(strategy, owners, pgs, of_stage=buffers is None)
     return layouts
+
+
+def _layouts_alike(
+    strategy: str, owners: Iterable[Owners], pgs: ProcessGroupCollection, *, of_stage: bool
+) -> list[Comparison]:
+    """Return what ranks must have alike of a layout: those that share parameters out, or all of a pipeline stage."""
+    found = []
+    for each in owners:
+        groups = {pgs.expt_dp if each.is_expert else pgs.dense_dp}
+        if of_stage:
+            groups |= {pgs.tensor_parallel(is_expert=each.is_expert), pgs.ep}
+        what = f"the layout of sharding={strategy!r}{', of experts' * each.is_expert}"
+        found += [Comparison(what, each.digest, each.rows, group) for group in groups if communicates(group)]
+    return found
 
 
 def reduced_elsewhere(

@@ -12,7 +12,9 @@ from megaopt_core.parallel._agreement import Comparison, Rows, fingerprint
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
 from megaopt_core.parallel._reduction import gather_objects, new_group
 from megaopt_core.params._shards import RankCoordinates
-from megaopt_core.sharding._layout import BufferKey, PerBufferParamLayout
+from megaopt_core.params._specs import ParamSpec
+from megaopt_core.sharding._cuts import cut_of
+from megaopt_core.sharding._layout import BufferKey, PerBufferParamLayout, World
 from megaopt_core.sharding._protocol import ParamLayout, ShardedParams, spread_axes
 
 __all__ = ["buffers_alike", "duplicated", "make_peer_groups", "require_attached", "require_sharded_params"]
@@ -43,7 +45,13 @@ _METHODS = ("collect_grads", "take_model_values", "start_param_sync", "finish_pa
 
 
 def require_attached(
-    sharded: ShardedParams, layout: ParamLayout, rank: RankCoordinates, groups: Collection[int], strategy: str
+    sharded: ShardedParams,
+    layout: ParamLayout,
+    rank: RankCoordinates,
+    groups: Collection[int],
+    strategy: str,
+    specs: Mapping[str, ParamSpec],
+    world: World,
 ) -> None:
     """Raise unless the live pieces are those of the layout: elements that nobody brings to life are never stepped.
 
@@ -53,15 +61,18 @@ def require_attached(
         rank: this rank's coordinates.
         groups: the routing's groups that were to be attached.
         strategy: the strategy's name.
+        specs: this rank's parameters by name.
+        world: number of ranks along each axis.
 
     Raises:
-        ShardingError: a piece is missing, is not in the layout, or has a tensor of another shape.
+        ShardingError: a piece is missing, is not in the layout, has a tensor of another shape, or is a part of a tensor
+            that must be whole, for which there is no exchange.
     """
     planned = Counter(spec for spec in layout.pieces(rank) if spec.group in groups)
     attached = Counter(piece.spec for piece in sharded.pieces)
-    for what, specs in (("does not attach", planned - attached), ("attaches more than", attached - planned)):
-        if specs:
-            names = [shard.name for spec in specs for _, shard in spec.members]
+    for what, unlike in (("does not attach", planned - attached), ("attaches more than", attached - planned)):
+        if unlike:
+            names = [shard.name for spec in unlike for _, shard in spec.members]
             raise ShardingError(
                 f"sharding={strategy!r} {what} the pieces that its layout gives this rank: {len(names)} differ, among "
                 f"them of {', '.join(map(repr, names[:3]))}"
@@ -73,6 +84,12 @@ def require_attached(
                 f"{len(piece.model_params)} model parameters for a piece of shape {piece.spec.shape} with "
                 f"{len(piece.spec.members)}: {piece.spec.members[0][1].name!r}"
             )
+        for name in (shard.name for _, shard in piece.spec.members if sharded.exchange is None):
+            reason = cut_of(piece.spec, specs[name], world, is_split=False)
+            if reason is not None:
+                raise ShardingError(
+                    f"sharding={strategy!r} attaches {name!r} without an exchange: it {reason}"
+                )
 
 
 def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[str]) -> set[str]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 import math
 from collections.abc import Mapping, Sequence
 
-from attrs import define, field
+from attrs import astuple, define, field
 
 from megaopt_core.errors import OwnershipError
 from megaopt_core.params._shards import Box, RankCoordinates, Shard, intersect, numel_of, whole
-from megaopt_core.params._specs import DEFAULT_ALIGNMENT, ParamSpec
+from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamSpec
+from megaopt_core.sharding._cuts import cut_of
 from megaopt_core.sharding._layout import Peers, PieceSpec, World
 from megaopt_core.sharding._protocol import ParamLayout, spread_axes
 
-__all__ = ["require_partition"]
+__all__ = ["Owners", "require_partition"]
 
 _MOST_SLICES = 2**18
 """Slices of parameters after which no further rank is asked for its own: a few seconds of work."""
@@ -29,13 +32,66 @@ type _Owners = list[tuple[RankCoordinates, Peers | None]]
 """Who owns one slice: as many as are seen, and where on each axis."""
 
 
-def require_partition(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> None:
-    """Raise unless the pieces of all ranks are a partition of every parameter.
+@define(eq=False)
+class Owners:
+    """Who owns what by one rank's layout, of dense parameters or of those of experts.
+
+    Args:
+        is_expert: which of the two.
+    """
+
+    is_expert: bool
+    slices: dict[str, dict[_Key, _Owners]]
+    _pieces: hashlib._Hash = field(factory=hashlib.sha256)
+
+    def note(self, rank: RankCoordinates, piece: PieceSpec) -> None:
+        """Let a piece that a rank has count in the digest.
+
+        Args:
+            rank: its coordinates.
+            piece: the piece.
+        """
+        peers = None if piece.peers is None else astuple(piece.peers)
+        members = [
+            (offset, shard.name, shard.box, shard.start, shard.stop) for offset, shard in piece.members
+        ]
+        # Version 2 writes values, not which objects happen to be the same.
+        self._pieces.update(marshal.dumps((tuple(rank.items()), piece.group, piece.shape, peers, members), 2))
+
+    @property
+    def digest(self) -> bytes:
+        """Equal on two ranks whose layouts give the same pieces to the ranks that were asked."""
+        return self._pieces.digest()
+
+    def rows(self) -> list[tuple[str, Mapping[str, str]]]:
+        """Return who steps each parameter, in words."""
+        return [
+            (
+                f"parameter {name!r}",
+                {"": "; ".join(_words(key, owners) for key, owners in slices.items()) or "nobody steps it"},
+            )
+            for name, slices in self.slices.items()
+        ]
+
+
+def _words(key: _Key, owners: _Owners) -> str:
+    (offsets, sizes), start, stop = key
+    places = [" ".join(f"{axis}={place}" for axis, place in rank.items()) or "one rank" for rank, _ in owners]
+    return f"{', '.join(places)} has [{start}, {stop}) of {sizes} at {offsets}"
+
+
+def require_partition(
+    strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World
+) -> list[Owners]:
+    """Raise unless the pieces of all ranks are a partition of every parameter that its optimizer can step.
 
     Pure: every rank looks at the pieces of all ranks, and nobody communicates. Ranks along the axes that divide the
     model may hold the same elements of a parameter that these axes do not cut: each steps its own copy. Along the axis
     that shares the optimizer out (`dp`, `expert_dp`) every element is owned once, or by the replicas of one block of
     :class:`~megaopt_core.sharding.Peers`; or the layout replicates, and every rank steps everything.
+
+    A piece is one box in its shape, or flat. Where an optimizer steps whole tensors a piece is not flat, and its box is
+    all that the model's axes leave of the tensor, or some matrices of a batch; only peers and a split step allow less.
 
     An alignment of more than 8 elements is a condition and checked; 8 is what gives equal bits on both sides of a cut,
     and a strategy may cut closer.
@@ -49,15 +105,21 @@ def require_partition(strategy: str, layout: ParamLayout, specs: Sequence[ParamS
         specs: the parameters that it was given.
         world: number of ranks along each axis.
 
+    Returns:
+        Who owns what, of dense parameters and of those of experts: ranks must have it alike.
+
     Raises:
         OwnershipError: elements of a parameter are owned by no rank or more than once, peers do not fit, a cut is not
-            aligned, a piece mixes groups, or it holds a parameter that the strategy was not given.
+            aligned, a piece mixes groups or has another shape, a tensor is cut that must be whole, or a piece holds a
+            parameter that the strategy was not given.
     """
+    found = []
     for is_expert in (False, True):
         mine = {spec.name: spec for spec in specs if spec.is_expert is is_expert}
         others = {spec.name for spec in specs if spec.is_expert is not is_expert}
         if mine:
-            _Ownership(strategy, layout, mine, others, world).require_partition()
+            found.append(_Ownership(strategy, layout, mine, others, world).owners())
+    return found
 
 
 @define(eq=False)
@@ -69,6 +131,7 @@ class _Ownership:
     world: World
     seen: int = field(default=0, init=False)
     blocks: dict[str, dict[_Block, dict[int, Box]]] = field(factory=dict, init=False)
+    homes: dict[int, int] = field(factory=dict, init=False)
     axis: str = field(init=False)
     cutting: set[str] = field(init=False)
     model_axes: tuple[str, ...] = field(init=False)
@@ -79,15 +142,15 @@ class _Ownership:
         spread = spread_axes(self.layout, is_expert=self.axis == "expert_dp")
         self.model_axes = tuple(sorted({*self.cutting, *spread} - {self.axis}))
 
-    def require_partition(self) -> None:
+    def owners(self) -> Owners:
         axes = self.model_axes if self._replicates() else (*self.model_axes, self.axis)
         owned: dict[str, dict[_Key, _Owners]] = {name: {} for name in self.specs}
-        is_complete = True
+        owners, is_complete = Owners(self.axis == "expert_dp", owned), True
         for rank in self.world.ranks(*axes):
             if self.seen >= _MOST_SLICES:
                 is_complete = False
                 break
-            self._add(rank, owned)
+            self._add(rank, owners)
         wrong = {
             name: reason
             for name, slices in owned.items()
@@ -107,6 +170,7 @@ class _Ownership:
                 "parameters are wrong)",
                 names=wrong,
             )
+        return owners
 
     def _replicates(self) -> bool:
         """Return whether the first rank and the last along the data axis both have all that there is."""
@@ -125,14 +189,18 @@ class _Ownership:
                     held[shard.name] += shard.numel
         return held
 
-    def _add(self, rank: RankCoordinates, owned: dict[str, dict[_Key, _Owners]]) -> None:
+    def _add(self, rank: RankCoordinates, owners: Owners) -> None:
         for piece in self.layout.pieces(rank):
+            if piece.members and piece.members[0][1].name in self.specs:
+                owners.note(rank, piece)
             for _, shard in piece.members:
                 spec = self.specs.get(shard.name)
                 if spec is not None:
                     self._require_piece(piece, shard, spec, rank)
                     if shard.numel or not spec.numel:
-                        slices = owned[shard.name].setdefault((shard.box, shard.start, shard.stop), [])
+                        slices = owners.slices[shard.name].setdefault(
+                            (shard.box, shard.start, shard.stop), []
+                        )
                         slices.append((rank, piece.peers))
                 elif shard.name not in self.others:
                     self._refuse(shard, "was not given to it")
@@ -143,6 +211,15 @@ class _Ownership:
             self._refuse(shard, f"belongs to group {spec.group}, not to {piece.group}")
         if shard.shape != spec.shape:
             self._refuse(shard, f"has the shape {spec.shape}, not {shard.shape}")
+        reason = cut_of(piece, spec, self.world)
+        if reason is not None:
+            self._refuse(shard, reason)
+        if spec.granularity is Granularity.GROUP and shard.numel:
+            home = rank.get(self.axis, 0) // (piece.peers.size if piece.peers else 1)
+            if self.homes.setdefault(spec.group, home) != home:
+                self._refuse(
+                    shard, f"is not where the rest of its group is: {spec.optimizer!r} must have all of it"
+                )
         if spec.alignment > DEFAULT_ALIGNMENT:
             self._require_aligned(shard, spec, rank)
         if piece.peers is not None:

@@ -28,7 +28,7 @@ from megaopt_core.params._specs import ParamInfo, PeerGroup
 from megaopt_core.precision._choice import precision_policy
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._attached import duplicated, require_attached, require_sharded_params
-from megaopt_core.sharding._layout import Peers
+from megaopt_core.sharding._layout import Peers, World
 from megaopt_core.sharding._live_model import LiveModel, Piece
 from megaopt_core.sharding._protocol import ParamLayout
 from megaopt_core.state._notes import note_checks
@@ -127,7 +127,9 @@ class ChildBuilder:
         with get_registry().blaming("strategy", child.strategy):
             sharded = strategy.attach(layout, model, self.pgs, child.groups, is_expert=child.is_expert)
         require_sharded_params(sharded, child.strategy)
-        require_attached(sharded, layout, model.rank, child.groups, child.strategy)
+        specs = {name: entry.spec for name, entry in routing.params.items()}
+        world = World({**routing.axes, **self.pgs.axes})
+        require_attached(sharded, layout, model.rank, child.groups, child.strategy, specs, world)
         runner = step_runner(self.config, entry, child.optimizer)
         sharded = runner.place(sharded)
         precision = precision_policy(self.config, entry, child.optimizer)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megaopt_core.build import build_optimizer, get_megatron_optimizer
-    from megaopt_core.config import OptimizerConfig, RunFile
+    from megaopt_core.config import OptimizerConfig
     from megaopt_core.errors import MegaoptError
     from megaopt_core.optimizers import (
         ChainedOptimizer,
@@ -76,7 +76,6 @@ __all__ = [
     "ProcessGroupCollection",
     "Role",
     "Routing",
-    "RunFile",
     "ScheduleStyle",
     "ShardingStrategy",
     "StepResult",
@@ -120,7 +119,6 @@ _HOME = {
     "ProcessGroupCollection": "parallel",
     "Role": "params",
     "Routing": "routing",
-    "RunFile": "config",
     "ScheduleStyle": "plugin_api",
     "ShardingStrategy": "sharding",
     "StepResult": "optimizers",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.config._advice import require_current
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import OptimizerConfig, require_config
 from megaopt_core.config._plugin_settings import with_prefixes
+from megaopt_core.errors import ConfigurationError
 from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.alike import held_alike
@@ -34,6 +34,7 @@ from megaopt_core.parallel._meeting import takes_part
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.registry._advice import advice_on
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._watched_model import WatchedModel
@@ -98,7 +99,6 @@ def build_optimizer(
         True
     """
     require_name(optimizer)
-    require_current(settings)
     chunks = chunks_of(model)
     config = OptimizerConfig(optimizer=optimizer, **with_prefixes(optimizer, settings))
     return get_megatron_optimizer(
@@ -141,11 +141,10 @@ def get_megatron_optimizer(
         MegaoptError: a setting, an override or the routing is not possible; nothing has been built.
         TypeError: an argument that never was there.
     """
-    if removed:
-        require_current(removed)
-        raise TypeError(
-            f"get_megatron_optimizer() got an unexpected keyword argument {next(iter(removed))!r}"
-        )
+    for name, value in removed.items():
+        if advice := advice_on(name, (), kind="argument"):
+            raise ConfigurationError(f"{name} has been removed{advice}", setting=name, value=value)
+        raise TypeError(f"get_megatron_optimizer() got an unexpected keyword argument {name!r}")
     require_config(config)
     chunks = chunks_of(model_chunks)
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)

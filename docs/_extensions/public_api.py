@@ -35,7 +35,6 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "megaopt_testing",
         "megaopt_core.registry",
         "megaopt_core.execution",
-        "megaopt_core.cli",
     ),
     "Errors": ("megaopt_core.errors",),
 }

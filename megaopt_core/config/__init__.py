@@ -1,9 +1,9 @@
-"""The configuration of a run: the core's fields, plugins' settings, the run file, validators."""
+"""The configuration of a run: the core's fields, plugins' settings, validators."""
 
+from megaopt_core.config._assignments import parse_assignments
 from megaopt_core.config._dtypes import STATE_DTYPES, dtype_name, parse_dtype
 from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFieldInfo, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.config._run_file import OverridesFromFile, RunFile
 from megaopt_core.config._validators import (
     Rule,
     between,
@@ -19,15 +19,14 @@ __all__ = [
     "STATE_DTYPES",
     "CoreFieldInfo",
     "OptimizerConfig",
-    "OverridesFromFile",
     "Rule",
-    "RunFile",
     "between",
     "boolean",
     "core_field_info",
     "dtype_name",
     "not_negative",
     "one_of",
+    "parse_assignments",
     "parse_dtype",
     "positive",
     "whole_number",

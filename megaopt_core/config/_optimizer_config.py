@@ -18,8 +18,9 @@ from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFields, core_field_info
 from megaopt_core.config._plugin_settings import check_settings, read_setting, settings_of
 from megaopt_core.config._strategy_flags import STRATEGY_FLAGS, with_one_strategy
-from megaopt_core.config._toml_file import read_config_file
-from megaopt_core.errors import ConfigFileError, ConfigurationError
+from megaopt_core.errors import ConfigurationError
+from megaopt_core.registry._catalogue import TOOLS
+from megaopt_core.registry._missing import import_distribution
 
 __all__ = ["OptimizerConfig", "core_field_info", "require_config"]
 
@@ -150,22 +151,17 @@ class OptimizerConfig(CoreFields):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a TOML file whose keys are settings; its `[[overrides]]` tables are left to :class:`RunFile`.
+        """Read a TOML file whose keys are settings; its `[[overrides]]` tables are left to `megaopt_tools.RunFile`.
 
         Args:
             path: the file.
 
         Raises:
             ConfigFileError: the file cannot be read, or says something wrong; the message begins with file and line.
+            PluginNotInstalledError: megaopt-tools, which reads files, is not installed.
         """
-        file = read_config_file(path)
-        try:
-            return cls(**file.settings)
-        except ConfigurationError as error:
-            line = file.lines.get(error.setting or "")
-            raise ConfigFileError(
-                str(error), path=file.path, line=line, setting=error.setting, value=error.value
-            ) from error
+        config: Self = import_distribution(TOOLS, "OptimizerConfig.from_toml").read_config(path, cls)
+        return config
 
     def __repr__(self) -> str:
         defaults = vars(CoreFields())

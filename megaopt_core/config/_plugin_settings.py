@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import attrs
 
-from megaopt_core.config._advice import advice_on_setting
 from megaopt_core.config._fields import CORE_FIELD_NAMES
 from megaopt_core.errors import (
     ConfigurationError,
@@ -19,6 +18,7 @@ from megaopt_core.errors import (
     UnknownSettingError,
 )
 from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._advice import advice_on
 from megaopt_core.registry._catalogue import (
     REFERENCE_SETTINGS,
     RESOLVER,
@@ -213,9 +213,11 @@ def absent_setting(name: str) -> PluginError | None:
 
 def _unknown(name: str, optimizer: str | None = None) -> UnknownSettingError:
     known = [*CORE_FIELD_NAMES, *get_registry().setting_owners(), *REFERENCE_SETTINGS]
-    advice = advice_on_setting(name, known, optimizer) + may_provide(get_registry().plugins())
+    described = "describe" if optimizer is None else f"describe {optimizer}"
+    advice = advice_on(name, known, optimizer) or f"; `megaopt {described}` lists what can be set"
     return UnknownSettingError(
-        f"OptimizerConfig has no setting {name!r}, in the core or in an installed plugin{advice}",
+        f"OptimizerConfig has no setting {name!r}, in the core or in an installed plugin{advice}"
+        f"{may_provide(get_registry().plugins())}",
         setting=name,
     )
 

@@ -4,9 +4,11 @@ from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey, ParamPredicate, ParamWithNamePredicate
 from megaopt_core.params._names import NamedParam, ParamOwner, named_modules, named_params, shown, unwrap
 from megaopt_core.params._overrides import (
+    OVERRIDE_FIELDS,
     ParamGroupOverride,
     combine_param_group_overrides,
     param_group_override_to_tuple,
+    validate_override,
 )
 from megaopt_core.params._parts import is_dtensor, is_marked_expert, local_tensor
 from megaopt_core.params._roles import Doubt, Role, RoleDecision
@@ -18,6 +20,7 @@ from megaopt_core.params._windows import MatrixWindow
 __all__ = [
     "DEFAULT_ALIGNMENT",
     "MATRIX",
+    "OVERRIDE_FIELDS",
     "AxisPlacement",
     "Box",
     "Doubt",
@@ -50,5 +53,6 @@ __all__ = [
     "param_group_override_to_tuple",
     "shown",
     "unwrap",
+    "validate_override",
     "whole",
 ]

@@ -18,7 +18,8 @@ class Commands(Protocol):
         Args:
             name: what users write after `megaopt`.
             *args: none.
-            **kwargs: `help`, `description` and whatever else `ArgumentParser` takes.
+            **kwargs: `help`, `description` and whatever else `ArgumentParser` takes. An `epilog` that begins with
+                `examples:` is shown as it is, line by line.
         """
 
     @property

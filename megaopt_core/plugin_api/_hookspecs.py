@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "hookimpl",
     "hookspec",
+    "megaopt_advice",
     "megaopt_annotate_params",
     "megaopt_commands",
     "megaopt_optimizer_entries",
@@ -72,6 +73,21 @@ def megaopt_resolve_optimizer(name: str) -> OptimizerEntry | None:
 
     Returns:
         Its entry, always the same one for the same name; None: the plugin does not know the name.
+    """
+
+
+@hookspec
+def megaopt_advice(name: str, known: Sequence[str], optimizer: str | None, kind: str) -> str | None:
+    """Say what to write in place of a name that there is not, for an error that is about to be raised.
+
+    Args:
+        name: what a user gave.
+        known: the names that there are.
+        optimizer: the optimizer that it was meant for; None where nobody knows.
+        kind: `"setting"` of a configuration, `"override"` for a key of one, `"argument"` of a function.
+
+    Returns:
+        The end of a sentence, such as `"; it is called lr here"`; None: the plugin knows nothing of the name.
     """
 
 

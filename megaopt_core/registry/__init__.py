@@ -6,15 +6,16 @@ Names whose modules need torch are imported when they are first used: listing pl
 from typing import TYPE_CHECKING
 
 from megaopt_core import resolve_lazily
-from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._faults import words_of
+from megaopt_core.registry._infos import PluginInfo, PluginStatus, contested
 from megaopt_core.registry._installation import ALLOW, DISABLE, GROUP
 from megaopt_core.registry._registry import PluginRegistry, get_registry, reset_registry
 
 if TYPE_CHECKING:
     from megaopt_core.registry._constructor import constructor_kwargs
     from megaopt_core.registry._loading import LoadedPlugin
-    from megaopt_core.registry._missing import Kind
-    from megaopt_core.registry._setting_owners import SettingInfo
+    from megaopt_core.registry._missing import Kind, absent_plugin, did_you_mean, import_distribution
+    from megaopt_core.registry._setting_owners import SettingInfo, type_name
 
 __all__ = [
     "ALLOW",
@@ -26,16 +27,26 @@ __all__ = [
     "PluginRegistry",
     "PluginStatus",
     "SettingInfo",
+    "absent_plugin",
     "constructor_kwargs",
+    "contested",
+    "did_you_mean",
     "get_registry",
+    "import_distribution",
     "reset_registry",
+    "type_name",
+    "words_of",
 ]
 
 _HOME = {
     "Kind": "_missing",
     "LoadedPlugin": "_loading",
     "SettingInfo": "_setting_owners",
+    "absent_plugin": "_missing",
     "constructor_kwargs": "_constructor",
+    "did_you_mean": "_missing",
+    "import_distribution": "_missing",
+    "type_name": "_setting_owners",
 }
 
 if not TYPE_CHECKING:

@@ -13,12 +13,8 @@ from megaopt_core.errors import MovedNameError
 
 __all__ = [
     "CHECKPOINT_READER",
-    "COMMANDS",
     "DEFAULT_OPTIMIZER",
     "DISTRIBUTED_STRATEGIES",
-    "EXAMPLES",
-    "EXPLAIN_PAGE",
-    "FOREIGN_SETTINGS",
     "LAYER_WISE_STRATEGIES",
     "LEFT_NAMES",
     "OPTIMIZERS",
@@ -29,6 +25,7 @@ __all__ = [
     "SETTING_PREFIXES",
     "STEP_RUNNER",
     "STRATEGIES",
+    "TOOLS",
     "deprecated_alias",
     "distribution_of_setting",
     "prefix_of_setting",
@@ -47,40 +44,11 @@ CHECKPOINT_READER = "megaopt-checkpoint"
 STEP_RUNNER = "megaopt-device"
 """The distribution that runs inner steps otherwise than in place."""
 
-COMMANDS: Mapping[str, str] = {
-    "check-plugin": "megaopt-testing",
-    "compare": "megaopt-tools",
-    "completion": "megaopt-tools",
-    "convert": "megaopt-checkpoint",
-    "new-plugin": "megaopt-testing",
-    "schedule": "megaopt-tools",
-    "train": "megaopt-tools",
-    "verify-checkpoint": "megaopt-checkpoint",
-    "calibrate": "megaopt-muon",
-}
-"""Command to the distribution that brings it."""
-
-EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "plugins": ("megaopt plugins", "megaopt plugins --load"),
-    "optimizers": ("megaopt optimizers", "megaopt optimizers muon"),
-    "describe": (
-        "megaopt describe",
-        "megaopt describe clip_grad",
-        "megaopt describe muon",
-        "megaopt describe muon momentum",
-    ),
-    "explain": (
-        "megaopt explain my_model.py:build --optimizer muon",
-        "megaopt explain my_model:Model --config run.toml --set lr=3e-4",
-    ),
-}
-"""Command of the core to the examples at the end of its `--help`."""
+TOOLS = "megaopt-tools"
+"""The distribution that is the program `megaopt`, reads files, and knows what others call a setting."""
 
 RESOLVER = "megaopt-bridge"
 """The distribution that resolves names such as `torch:NAdam`."""
-
-EXPLAIN_PAGE = "megaopt-tools"
-"""The distribution that draws the page of `megaopt explain --html`."""
 
 OPTIMIZERS: Mapping[str, str] = {
     "adam": "megaopt-adam",
@@ -132,46 +100,6 @@ REFERENCE_SETTINGS = tuple(
     f"{prefix}_{name}" for prefix, names in _REFERENCE_SETTINGS.items() for name in names
 )
 """Fields that are part of the configuration in Megatron-style trainers and belong to plugins here."""
-
-_CALLED_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "adam_beta1": ("beta1",),
-    "adam_beta1 and adam_beta2": ("adamw_betas", "betas"),
-    "adam_beta2": ("beta2",),
-    "adam_eps": ("adam_epsilon", "adamw_eps", "eps", "epsilon"),
-    "cautious_weight_decay": ("cautious", "cautious_wd"),
-    "clip_grad": (
-        "clip",
-        "clip_grad_norm",
-        "clip_threshold",
-        "grad_clip",
-        "gradient_clip_val",
-        "max_grad_norm",
-        "max_norm",
-    ),
-    "decoupled_lr": ("embed_lr", "embedding_lr", "head_lr", "unembedding_lr"),
-    "decoupled_weight_decay": ("adam_w_mode", "adamw_mode", "weight_decouple"),
-    "lr": ("learning_rate", "lr", "matrix_lr", "rate"),
-    "min_lr": ("final_lr",),
-    "muon_coefficient_type, or muon_coefficients with the type 'custom'": ("ns_coefficients",),
-    "muon_momentum": ("mu",),
-    "muon_momentum or sgd_momentum": ("momentum",),
-    "muon_momentum, sgd_momentum, or adam_beta1 and adam_beta2": ("beta",),
-    "muon_nesterov": ("nesterov",),
-    "muon_ns_method": ("backend",),
-    "muon_num_ns_steps": ("backend_steps", "newton_schulz_steps", "ns_iters", "ns_steps"),
-    "muon_scalar_lr": ("adam_lr", "adamw_lr", "backup_lr"),
-    "muon_scalar_weight_decay": ("adam_weight_decay", "adamw_wd"),
-    "muon_scale_mode (with muon_extra_scale_factor)": ("adjust_lr_fn",),
-    "optimizer": ("optim",),
-    "sharding": ("use_zero", "zero", "zero_optimization", "zero_stage"),
-    "weight_decay": ("wd", "weight_decay"),
-}
-"""What a setting is called here to its names in torch's optimizers and in others' scripts."""
-
-FOREIGN_SETTINGS: Mapping[str, str] = {
-    foreign: ours for ours, names in _CALLED_ELSEWHERE.items() for foreign in names
-}
-"""Name of a setting in torch's optimizers and in others' scripts to what it is called here."""
 
 REFERENCE_ALIASES: Mapping[str, str] = {
     "AdamOptimizerConfig": "OptimizerConfig",

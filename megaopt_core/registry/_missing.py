@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Literal
 
 from megaopt_core.errors import BrokenPluginError, PluginError, PluginNotInstalledError, UnknownNameError
 from megaopt_core.registry import _catalogue as catalogue
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 
-__all__ = ["WORDS", "Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
+__all__ = [
+    "WORDS",
+    "Kind",
+    "absent_plugin",
+    "did_you_mean",
+    "import_distribution",
+    "may_provide",
+    "missing",
+]
 
 _SHORT = 2
 """Names no longer than this begin too many others."""
@@ -84,6 +94,29 @@ def absent_plugin(
     for info in plugins:
         if info.distribution and info.goes_by(distribution):
             return _left_out(what, name, info)
+    return _not_installed(what, name, distribution)
+
+
+def import_distribution(distribution: str, what: str) -> ModuleType:
+    """Return the package of a distribution of ours.
+
+    Args:
+        distribution: such as `"megaopt-tools"`.
+        what: who needs it, in words.
+
+    Raises:
+        PluginNotInstalledError: it is not installed.
+    """
+    package = distribution.replace("-", "_")
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise _not_installed(what, what, distribution) from error
+
+
+def _not_installed(what: str, name: str, distribution: str) -> PluginNotInstalledError:
     return PluginNotInstalledError(
         f"{what} comes with {distribution}, which is not installed: pip install {distribution}",
         name=name,

@@ -8,16 +8,48 @@ from typing import TYPE_CHECKING
 from megaopt_core import resolve_lazily
 
 if TYPE_CHECKING:
+    from megaopt_core.reporting._alike import (
+        Alike,
+        alike,
+        name_pattern,
+        shown_count,
+        shown_rate,
+        table_with_reasons,
+    )
     from megaopt_core.reporting._report import OptimizerReport, ParamRow, PartRow
-    from megaopt_core.reporting._text_table import format_table
+    from megaopt_core.reporting._text_table import fitted_table, format_table, wrapped
+    from megaopt_core.reporting._unused_settings import settings_without_effect
 
-__all__ = ["OptimizerReport", "ParamRow", "PartRow", "format_table"]
+__all__ = [
+    "Alike",
+    "OptimizerReport",
+    "ParamRow",
+    "PartRow",
+    "alike",
+    "fitted_table",
+    "format_table",
+    "name_pattern",
+    "settings_without_effect",
+    "shown_count",
+    "shown_rate",
+    "table_with_reasons",
+    "wrapped",
+]
 
 _HOME = {
-    "PartRow": "_report",
-    "ParamRow": "_report",
+    "Alike": "_alike",
     "OptimizerReport": "_report",
+    "ParamRow": "_report",
+    "PartRow": "_report",
+    "alike": "_alike",
+    "fitted_table": "_text_table",
     "format_table": "_text_table",
+    "name_pattern": "_alike",
+    "settings_without_effect": "_unused_settings",
+    "shown_count": "_alike",
+    "shown_rate": "_alike",
+    "table_with_reasons": "_alike",
+    "wrapped": "_text_table",
 }
 
 if not TYPE_CHECKING:

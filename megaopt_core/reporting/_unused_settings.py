@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from megaopt_core.config._dtypes import dtype_name, parse_dtype
 from megaopt_core.config._fields import AWARE_DTYPES
 from megaopt_core.errors import UnusedSettingWarning
+from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.precision._storage import LOW_PRECISION
 from megaopt_core.reporting._use import Use, unread_by_optimizers
 
-__all__ = ["unused_settings", "warn_of_unused"]
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.routing._routing import Routing
+
+__all__ = ["settings_without_effect", "unused_settings", "warn_of_unused"]
 
 _SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 _OF_OVERRIDES = ("decoupled_lr", "decoupled_min_lr", "apply_wd_to_qk_layernorm")
@@ -24,6 +30,23 @@ _OF_OFFLOAD = (
     "pin_cpu_grads",
     "pin_cpu_params",
 )
+
+
+def settings_without_effect(
+    config: OptimizerConfig, routing: Routing, chunks: Sequence[torch.nn.Module]
+) -> tuple[str, ...]:
+    """Return one sentence for every setting that would change nothing, as a build in one process warns of them.
+
+    Args:
+        config: the configuration.
+        routing: what `route` returned for it.
+        chunks: the model chunks.
+    """
+    params = [param for chunk in chunks for param in chunk.parameters() if param.requires_grad]
+    scales = config.fp16 and config.loss_scale is None
+    return unused_settings(
+        Use(config, params, routing, chunks, ProcessGroupCollection(), scales_dynamically=scales)
+    )
 
 
 def unused_settings(use: Use) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ COMBOS = {
     "models": {"roles"},
     "examples": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
     "trainers-megatron": TRAINERS,
-    "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
+    "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing", "tools"},
     "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "long": EVERY - {"tools"},
     "all": EVERY,

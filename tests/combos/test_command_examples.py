@@ -9,8 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-
-from megaopt_core.cli import main
+from megaopt_tools import main
 
 pytest.importorskip("megaopt_tools")
 pytest.importorskip("megaopt_testing")

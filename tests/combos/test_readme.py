@@ -7,8 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-from megaopt_core.cli import main
+from megaopt_tools import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [

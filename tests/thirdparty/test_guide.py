@@ -42,7 +42,7 @@ def installed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     target = tmp_path_factory.mktemp("installed")
     install_wheel(project, target)
     known = {key: value for key, value in os.environ.items() if not key.startswith("MEGAOPT_")}
-    return {**known, "PYTHONPATH": str(target), "MEGAOPT_PLUGINS": "signum,testing"}
+    return {**known, "PYTHONPATH": str(target), "MEGAOPT_PLUGINS": "signum,testing,tools"}
 
 
 def _run(command: list[str], environ: dict[str, str], folder: Path) -> str:
@@ -60,7 +60,7 @@ def _run(command: list[str], environ: dict[str, str], folder: Path) -> str:
 
 
 def _megaopt(*arguments: str) -> list[str]:
-    return ["-c", f"from megaopt_core.cli import main; raise SystemExit(main({list(arguments)!r}))"]
+    return ["-c", f"from megaopt_tools import main; raise SystemExit(main({list(arguments)!r}))"]
 
 
 def test_the_page_shows_the_files_of_the_distribution() -> None:
@@ -88,11 +88,11 @@ def test_the_optimizer_is_found_and_described(project: Path, installed: dict[str
 
 
 def test_check_plugin_passes(project: Path, installed: dict[str, str]) -> None:
-    """`megaopt check-plugin signum` makes every check that can be made of it, with no other plugin there."""
+    """`python -m megaopt_testing signum` makes every check that can be made of it, with no other plugin there."""
     from megaopt_testing import CHECKS
 
-    command = ["check-plugin", "signum", "--set", "signum_beta=0.8", "--json"]
-    told = json.loads(_run(_megaopt(*command), installed, project))
+    command = ["-m", "megaopt_testing", "signum", "--set", "signum_beta=0.8", "--json"]
+    told = json.loads(_run(command, installed, project))
     (subject,) = told["subjects"]
     assert [(result["status"], result["id"]) for result in subject["results"]] == [
         ("skipped" if check.id == "split_step" else "passed", check.id) for check in CHECKS

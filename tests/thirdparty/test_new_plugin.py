@@ -6,14 +6,17 @@ import subprocess
 import sysconfig
 import tomllib
 import venv
+from functools import partial
 from pathlib import Path
 
 import pytest
 from installing import install_wheel
 from long_runs import sometimes
+from megaopt_testing import run_command
 from megaopt_testing.new_plugin_command import KINDS
+from megaopt_testing.plugin import megaopt_commands
 
-from megaopt_core.cli import main
+main = partial(run_command, megaopt_commands)
 
 pytest.importorskip("setuptools")
 

@@ -1,14 +1,12 @@
 """What users can name is documented: hooks, fields of entries and configurations, commands, checks."""
 
 import re
-from argparse import _SubParsersAction
 from pathlib import Path
 
 import attrs
 from megaopt_testing import CHECKS
 
 from megaopt_core import OptimizerEntry, get_registry
-from megaopt_core.cli._program import CORE_COMMANDS, build_parser
 from megaopt_core.config._optimizer_config import core_field_info
 from megaopt_core.plugin_api import _hookspecs as hookspecs
 
@@ -65,12 +63,3 @@ def test_every_field_of_the_configuration_has_help_and_a_place_in_the_documentat
 def test_every_setting_of_the_installed_plugins_has_help() -> None:
     """`megaopt describe` has something to show."""
     assert [name for name, info in get_registry().setting_owners().items() if not info.help] == []
-
-
-def test_every_command_is_in_the_documentation() -> None:
-    """A page, or the README of the plugin that brings it, shows `megaopt NAME`."""
-    readmes = [path.read_text() for path in DOCS.parent.glob("plugins/*/README.md")]
-    pages = "\n".join([_every_page(), *readmes])
-    (commands,) = [action for action in build_parser()._actions if isinstance(action, _SubParsersAction)]
-    assert set(commands.choices) >= set(CORE_COMMANDS)
-    assert [name for name in commands.choices if not re.search(rf"megaopt {name}\b", pages)] == []

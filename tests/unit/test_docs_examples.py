@@ -175,6 +175,7 @@ def test_every_plugin_of_the_documentation_trains_and_resumes(block: str, tmp_pa
 _HOOKS_WITHOUT_NAMES = (
     "megaopt_annotate_params",
     "megaopt_param_overrides",
+    "megaopt_advice",
     "megaopt_commands",
     "megaopt_state_codes",
     "megaopt_stored_routing",

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from megaopt_core.config._advice import advice_on_override
 from megaopt_core.config._group_values import GroupChecks, group_checks, wrong_settings
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, OverrideError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import OVERRIDE_FIELDS
 from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._advice import advice_on
 from megaopt_core.registry._constructor import (
     constructor_defaults,
     constructor_kwargs,
@@ -75,9 +75,10 @@ class OverrideSettings:
         for key in extra:
             if key not in known.defaults and key not in known.parameters:
                 allowed = sorted({*OVERRIDE_FIELDS, "lr", *known.defaults, *known.parameters})
+                advice = advice_on(key, allowed, name, kind="override")
                 raise OverrideError(
                     f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}"
-                    f"{advice_on_override(key, allowed) or '.'} Allowed are {', '.join(allowed)}",
+                    f"{advice}{'' if advice.endswith('?') else '.'} Allowed are {', '.join(allowed)}",
                     key=key,
                     value=asked[key],
                 )

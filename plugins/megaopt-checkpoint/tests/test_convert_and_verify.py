@@ -3,18 +3,22 @@
 import json
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from megaopt_checkpoint import convert_checkpoint, load_checkpoint, save_checkpoint
+from megaopt_checkpoint.plugin import megaopt_commands
+from megaopt_testing import run_command
 from torch import nn
 from training import logical_state, make, same, train, values
 
-from megaopt_core.cli import main
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 from megaopt_core.optimizers import MegatronOptimizer
+
+main = partial(run_command, megaopt_commands)
 
 
 @pytest.fixture

@@ -4,18 +4,22 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hostile import read, sign
 from megaopt_checkpoint import convert_checkpoint, load_checkpoint, save_checkpoint, verify_checkpoint
+from megaopt_checkpoint.plugin import megaopt_commands
+from megaopt_testing import run_command
 from torch import nn
 
 from megaopt_core import build_optimizer
-from megaopt_core.cli import main
 from megaopt_core.errors import CheckpointCorruptError
 from megaopt_core.optimizers import MegatronOptimizer
+
+main = partial(run_command, megaopt_commands)
 
 pytestmark = pytest.mark.any_python
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from hostile import build, copied, read, refused, save_good, sign, snapshot, unc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megaopt_checkpoint import load_checkpoint, verify_checkpoint
+from megaopt_checkpoint.plugin import megaopt_commands
+from megaopt_testing import run_command
 
-from megaopt_core.cli import main
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, MegaoptError
+
+main = partial(run_command, megaopt_commands)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import copy
 import json
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.newton_schulz import iteration as newton_schulz
 from megaopt_muon.newton_schulz import wide
 from megaopt_muon.notes import param_notes
+from megaopt_muon.plugin import megaopt_commands
 from megaopt_muon.products import precision
+from megaopt_testing import run_command
 
 from megaopt_core import build_optimizer
-from megaopt_core.cli import main
 from megaopt_core.errors import CheckpointMismatchError, ConfigurationError
 from megaopt_core.params import Granularity, MatrixView, ParamInfo, ParamSpec, Role
+
+main = partial(run_command, megaopt_commands)
 
 pytestmark = pytest.mark.any_python
 

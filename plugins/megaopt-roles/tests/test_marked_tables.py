@@ -1,5 +1,7 @@
 """Tables that are marked as embeddings or outputs, with a batch that shows which of the two they are."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -19,13 +21,14 @@ LOOKUPS = {
 class Model(nn.Module):
     """A bare table, a bare hidden matrix and a bare head."""
 
-    def __init__(self, lookup) -> None:
+    def __init__(self, lookup: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.lookup = lookup
         self.table, self.head = (nn.Parameter(torch.zeros(9, 8)) for _ in range(2))
         self.hidden = nn.Parameter(torch.zeros(8, 8))
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return scores of every id."""
         x = self.lookup(self.table, ids)
         return (x + (x @ self.hidden).relu()) @ self.head.T
 

@@ -1,13 +1,16 @@
 """`megaopt check-plugin` runs the conformance kit and says what failed."""
 
 import json
+from functools import partial
 
 import pytest
-from megaopt_testing import CHECKS, Check, Kind, run_checks, suite
+from megaopt_testing import CHECKS, Check, Kind, run_checks, run_command, suite
 from megaopt_testing.fake_plugins import FakePlugins
+from megaopt_testing.plugin import megaopt_commands
 
-from megaopt_core.cli import main
 from megaopt_core.errors import ConformanceError, UnknownSettingError
+
+main = partial(run_command, megaopt_commands)
 
 pytestmark = pytest.mark.any_python
 

@@ -1,14 +1,18 @@
 """`megaopt check-plugin` tells the mistakes of authors that loading does not see, with what to write instead."""
 
 import warnings
+from functools import partial
 
 import pytest
+from megaopt_testing import run_command
 from megaopt_testing.fake_plugins import FakePlugins
 from megaopt_testing.mistakes.diagnosis import require_sound
+from megaopt_testing.plugin import megaopt_commands
 
-from megaopt_core.cli import main
 from megaopt_core.errors import BrokenPluginWarning, PluginError
 from megaopt_core.registry import PluginInfo, PluginStatus
+
+main = partial(run_command, megaopt_commands)
 
 ENTRY = "@hookimpl\ndef megaopt_optimizer_entries(): return {{'bad': OptimizerEntry(torch.optim.SGD, {})}}"
 STYLE = "@hookimpl\ndef megaopt_schedules(): return {{'bad': ScheduleStyle({})}}"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from megaopt_testing.fake_plugins import plugins
-
-from megaopt_core.cli import main
+from megaopt_tools import main
 
 __all__ = ["letters", "megaopt", "plugins"]
 

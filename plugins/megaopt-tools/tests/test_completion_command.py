@@ -6,8 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-
-from megaopt_core.cli import main
+from megaopt_tools import main
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentParser
+from argparse import ArgumentParser, _SubParsersAction
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from megaopt_tools.cli.arguments import OWN_COMMANDS
+from megaopt_tools.cli.program import COMMANDS, build_parser
 from megaopt_tools.compare_command import _print_results
 from megaopt_tools.console import console_for_output
 from megaopt_tools.plugin import megaopt_commands
 from megaopt_tools.training import PARTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
+COMMANDS_PAGE = PAGE.with_name("command-line.md")
 
 if not PAGE.exists():
     pytest.skip("these tests run without the sources around them", allow_module_level=True)
@@ -104,3 +107,19 @@ def test_the_table_of_the_guide_is_what_the_command_prints_today(
     assert [line.rstrip() for line in shown.strip().splitlines()] == [
         line.rstrip() for line in printed.strip().splitlines()
     ]
+
+
+def test_every_command_is_documented() -> None:
+    """The program's own first, in the order in which `megaopt --help` lists them, then those of plugins."""
+    documented = re.findall(r"^\| `megaopt ([\w-]+)", COMMANDS_PAGE.read_text(), re.MULTILINE)
+    assert documented[: len(OWN_COMMANDS)] == list(OWN_COMMANDS)
+    assert set(documented[len(OWN_COMMANDS) :]) == set(COMMANDS)
+
+
+def test_every_command_is_in_the_documentation() -> None:
+    """A page, or the README of the plugin that brings it, shows `megaopt NAME`."""
+    readmes = PAGE.parents[1].glob("plugins/*/README.md")
+    pages = "\n".join(path.read_text() for path in [*PAGE.parent.glob("*.md"), *readmes])
+    (commands,) = [action for action in build_parser()._actions if isinstance(action, _SubParsersAction)]
+    assert set(commands.choices) >= set(OWN_COMMANDS)
+    assert [name for name in commands.choices if not re.search(rf"megaopt {name}\b", pages)] == []

@@ -6,9 +6,8 @@ import re
 import pytest
 import torch
 from megaopt_testing.fake_plugins import FakePlugins
-from megaopt_tools.explain_page import write_page
-
-from megaopt_core.cli import main
+from megaopt_tools import main
+from megaopt_tools.inspection.explain_page import write_page
 
 pytestmark = pytest.mark.any_python
 

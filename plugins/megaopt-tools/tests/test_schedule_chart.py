@@ -6,11 +6,10 @@ from argparse import ArgumentParser, Namespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from megaopt_tools import main
 from megaopt_tools.schedule_chart import run_schedule, sample_schedule, scheduler_from
 from megaopt_tools.schedule_command import add_schedule_arguments
 from megaopt_tools.text_plot import draw_curve, sample_steps
-
-from megaopt_core.cli import main
 
 pytestmark = pytest.mark.any_python
 

@@ -17,11 +17,10 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 import torch
+from megaopt_tools import main
 from megaopt_tools.recipe import tuned
 from megaopt_tools.training import Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from megaopt_core.cli import main
 
 pytestmark = pytest.mark.any_python
 
@@ -321,7 +320,7 @@ def test_a_signal_ends_a_real_process_cleanly(tmp_path: Path, letters: Path) -> 
     """As when somebody presses the keys."""
     # A shell that starts the tests in the background makes their processes ignore the signal.
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    command = f"{listen}; import sys; from megaopt_core.cli import main; sys.exit(main())"
+    command = f"{listen}; import sys; from megaopt_tools import main; sys.exit(main())"
     options = ["--threads", "1", "--optimizer", "adam", "--steps", "100000", "--context", "16", "--text"]
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", command, "train", *options, letters.name],

@@ -13,7 +13,6 @@ import torch
 from long_runs import sometimes
 
 from megaopt_core import OptimizerConfig, build_optimizer
-from megaopt_core.cli import main
 from megaopt_core.errors import (
     BrokenPluginWarning,
     DuplicateNameError,
@@ -44,11 +43,6 @@ def megaopt_optimizer_entries():
 @hookimpl
 def megaopt_schedules():
     return {"halved": ScheduleStyle(learning_rate=lambda point: point.between(0.5))}
-
-
-@hookimpl
-def megaopt_commands(commands):
-    commands.add_parser("greet").set_defaults(run=lambda parsed: print("hello"))
 """
 
 UNSPEAKABLE = """
@@ -86,7 +80,6 @@ HOOKS = {
     "megaopt_schedules": "",
     "megaopt_annotate_params": "model_chunk",
     "megaopt_param_overrides": "config, model_chunks",
-    "megaopt_commands": "commands",
     "megaopt_resolve_optimizer": "name",
 }
 
@@ -98,9 +91,7 @@ HOOK_TIME = {
 
 NONSENSE = {
     f"{answer} from {hook}": f"@hookimpl\ndef {hook}({arguments}): return {answer}"
-    for (hook, arguments), answer in itertools.product(
-        [each for each in HOOKS.items() if each[0] != "megaopt_commands"], ["7", "{'x': object()}"]
-    )
+    for (hook, arguments), answer in itertools.product(HOOKS.items(), ["7", "{'x': object()}"])
 }
 
 ENTRY_TIME = {
@@ -119,17 +110,9 @@ ENTRY_TIME = {
 }
 
 CLASHES = {
-    "the name of an optimizer": GOOD.replace("good", "other").replace("halved", "x").replace("greet", "y"),
-    "the name of a schedule": GOOD.replace("plain", "a")
-    .replace("second", "b")
-    .replace("good", "other")
-    .replace("greet", "y"),
-    "the name of a setting": GOOD.replace("plain", "a")
-    .replace("second", "b")
-    .replace("halved", "x")
-    .replace("greet", "y"),
-    "the name of a command": "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('greet')",
-    "the name of a core command": "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('explain')",
+    "the name of an optimizer": GOOD.replace("good", "other").replace("halved", "x"),
+    "the name of a schedule": GOOD.replace("plain", "a").replace("second", "b").replace("good", "other"),
+    "the name of a setting": GOOD.replace("plain", "a").replace("second", "b").replace("halved", "x"),
 }
 
 VERSIONS = {
@@ -382,8 +365,8 @@ def test_a_fallback_that_nobody_offers_is_told_with_whose_it_is(plugins) -> None
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_plugin_harms_no_other_and_is_named(plugins, capsys, fault) -> None:
-    """What others bring and no fault touches builds, steps, schedules and runs; somewhere the faulty one is named."""
+def test_a_faulty_plugin_harms_no_other_and_is_named(plugins, fault) -> None:
+    """What others bring and no fault touches builds, steps and schedules; somewhere the faulty one is named."""
     plugins.install("good", GOOD)
     plugins.install("faulty", FAULTS[fault], version="6.6")
     plugins.install(
@@ -404,14 +387,8 @@ def test_a_faulty_plugin_harms_no_other_and_is_named(plugins, capsys, fault) -> 
     said.append(said_by(lambda: step_of("bad"), MegaoptError))
     said.append(said_by(lambda: OptimizerConfig(good_beta=0.1), MegaoptError))
     said.append(said_by(lambda: registry.optimizer("plain"), MegaoptError))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BrokenPluginWarning)
-        assert main(["greet"]) == (2 if contested == "a command" else 0)
-        status = main(["plugins", "--load"])
-    captured = capsys.readouterr()
-    assert ("hello" in captured.out) is (contested != "a command")
-    assert (status == 2) is (contested != "" or "megaopt_commands" in fault)
-    assert any("(megaopt-faulty 6.6)" in words for words in [*said, captured.err])
+    said += [str(conflict) for conflict in registry.conflicts()]
+    assert any("(megaopt-faulty 6.6)" in words for words in said)
 
 
 def test_keyboard_interrupt_at_import_interrupts(plugins) -> None:
@@ -501,55 +478,6 @@ def test_overrides_that_fail_are_an_error_for_what_their_plugin_brings(plugins) 
         assert step_of("second")
     with pytest.raises(PluginHookError, match=r"^plugin 'matrices' .* overrides are a mapping"):
         step_of("whole")
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "words"),
-    [
-        ("raise SystemExit('no data')", 2, "ended with SystemExit: no data"),
-        ("raise SystemExit(4)", 2, "ended with SystemExit: 4"),
-        ("raise SystemExit(0)", 0, ""),
-        ("raise SystemExit", 0, ""),
-        ("return 'done'", 2, "returned str; it must return an exit status"),
-        ("return 5", 5, ""),
-    ],
-)
-def test_a_command_that_exits_is_named(plugins, capsys, code, status, words) -> None:
-    """With its plugin; a success stays one."""
-    plugins.install(
-        "exits",
-        f"def run(parsed): {code}\n"
-        "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('leave').set_defaults(run=run)",
-    )
-    plugins.registry()
-    assert main(["leave"]) == status
-    expected = (
-        f"megaopt: error: command 'leave' of plugin 'exits' (megaopt-exits 1.0) {words}\n" if words else ""
-    )
-    assert capsys.readouterr().err == expected
-
-
-def test_a_command_without_a_function_is_named(plugins, capsys) -> None:
-    """It says what is missing."""
-    plugins.install("idle", "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('idle')")
-    plugins.registry()
-    assert main(["idle"]) == 2
-    assert (
-        "command 'idle' of plugin 'idle' (megaopt-idle 1.0) has no function to run" in capsys.readouterr().err
-    )
-
-
-def test_an_unexpected_error_in_a_command_tells_whose_it_is(plugins) -> None:
-    """The traceback stays, with a note."""
-    plugins.install(
-        "bug",
-        "def run(parsed): 1 / 0\n"
-        "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('bug').set_defaults(run=run)",
-    )
-    plugins.registry()
-    with pytest.raises(ZeroDivisionError) as caught:
-        main(["bug"])
-    assert caught.value.__notes__ == ["This came from command 'bug' of plugin 'bug' (megaopt-bug 1.0)."]
 
 
 def test_a_slow_import_is_named_while_it_runs(plugins, monkeypatch, caplog) -> None:

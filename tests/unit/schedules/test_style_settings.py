@@ -1,12 +1,9 @@
 """Settings that a style declares for itself: filled, refused, saved and loaded, described, drawn."""
 
-import json
-
 import pytest
 import torch
 from attrs import field, frozen
 
-from megaopt_core.cli import main
 from megaopt_core.config import between
 from megaopt_core.errors import BrokenPluginWarning, ScheduleError
 from megaopt_core.plugin_api import LearningRatePoint, ScheduleStyle, WeightDecayPoint
@@ -121,20 +118,6 @@ def megaopt_schedules():
         learning_rate=lambda point: point.between((1 - point.progress) ** point.settings.power),
         settings=Settings, description="a power of what is left")}
 """
-
-
-def test_a_plugins_style_is_described(plugins, capsys) -> None:
-    """`megaopt describe` tells type, default and help."""
-    plugins.install("poly", PLUGIN.replace("VALIDATOR", "between(0.1, 10.0)"))
-    plugins.registry()
-    assert main(["describe", "polynomial", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["plugin"], told["serves"]) == ("megaopt-poly 1.0", "lr_decay_style")
-    assert told["settings"] == [
-        {"name": "power", "type": "float", "default": 2.0, "help": "of the polynomial"}
-    ]
-    assert main(["describe", "linear"]) == 0
-    assert "It has no settings of its own." in capsys.readouterr().out
 
 
 def test_a_wrong_declaration_breaks_its_plugin_in_one_line(plugins) -> None:

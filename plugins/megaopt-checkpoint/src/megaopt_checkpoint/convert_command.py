@@ -6,7 +6,6 @@ import argparse
 import os
 from pathlib import Path
 
-from megaopt_core.cli import examples
 from megaopt_core.plugin_api import Commands
 
 __all__ = ["add_command", "run"]
@@ -25,10 +24,8 @@ def add_command(commands: Commands) -> None:
         "convert",
         help=about,
         description=f"{about.capitalize()}.",
-        epilog=examples(
-            "megaopt convert runs/checkpoint model.safetensors",
-            "megaopt convert model.safetensors runs/checkpoint",
-        ),
+        epilog="examples:\n  megaopt convert runs/checkpoint model.safetensors\n"
+        "  megaopt convert model.safetensors runs/checkpoint",
     )
     parser.add_argument("source", help="a checkpoint's folder, or a file that this command wrote")
     parser.add_argument(

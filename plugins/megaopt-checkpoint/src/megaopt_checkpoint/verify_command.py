@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
+from collections.abc import Sequence
+from shutil import get_terminal_size
 from typing import Any
 
-from megaopt_core.cli import examples, print_json, print_table
 from megaopt_core.plugin_api import Commands
 from megaopt_core.registry import get_registry
+from megaopt_core.reporting import format_table
 
 __all__ = ["add_command", "run"]
 
@@ -24,7 +27,7 @@ def add_command(commands: Commands) -> None:
         "verify-checkpoint",
         help=about,
         description=f"{about.capitalize()}.",
-        epilog=examples("megaopt verify-checkpoint runs/checkpoint --tensors"),
+        epilog="examples:\n  megaopt verify-checkpoint runs/checkpoint --tensors",
     )
     parser.add_argument("path", help="the checkpoint's folder")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -64,14 +67,21 @@ def run(args: argparse.Namespace) -> int:
         listed = {
             "tensors": [dict(zip(("name", "dtype", "shape", "boxes"), row, strict=True)) for row in tensors]
         }
-        print_json({"path": args.path, "ok": True, **summary, **(listed if args.tensors else {})})
+        told = {"path": args.path, "ok": True, **summary, **(listed if args.tensors else {})}
+        print(json.dumps(told, indent=2, default=str))
         return 0
     print(f"{args.path} is complete: every checksum is right\n")
-    print_table(["what", "value"], [[name, _printable(_words(value))] for name, value in summary.items()])
+    _print_table(["what", "value"], [[name, _printable(_words(value))] for name, value in summary.items()])
     if args.tensors:
         print()
-        print_table(["tensor", "dtype", "shape", "boxes"], tensors, right=["boxes"])
+        _print_table(["tensor", "dtype", "shape", "boxes"], tensors)
     return 0
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table that is as wide as the terminal at most; in a file or pipe its lines have no limit."""
+    width = get_terminal_size((10_000, 24)).columns
+    print(format_table(header, rows, width=width, right=["boxes"]))
 
 
 def _plugin(optimizer: str, plugins: dict[str, str]) -> str:

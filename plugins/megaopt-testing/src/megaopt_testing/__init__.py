@@ -8,7 +8,7 @@ In a test file::
     def test_conformance(check):
         check()
 
-On the command line: `megaopt check-plugin mine`.
+On the command line: `python -m megaopt_testing mine`, or with megaopt-tools `megaopt check-plugin mine`.
 
 Public names are imported when they are first used: adding a command needs no torch.
 """
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from megaopt_testing.parametrize import parametrize_with_checks
     from megaopt_testing.plugins import temporary_plugin
     from megaopt_testing.processes import run_ranks
+    from megaopt_testing.run_command import run_command
     from megaopt_testing.suite import CHECKS, CHECKS_OF, run_checks
 
 __all__ = [
@@ -105,6 +106,7 @@ __all__ = [
     "formula_check",
     "parametrize_with_checks",
     "run_checks",
+    "run_command",
     "run_ranks",
     "temporary_plugin",
 ]
@@ -157,6 +159,7 @@ _HOME = {
     "formula_check": "formula",
     "parametrize_with_checks": "parametrize",
     "run_checks": "suite",
+    "run_command": "run_command",
     "run_ranks": "processes",
     "temporary_plugin": "plugins",
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from megaopt_core.cli import add_set_option, examples, parse_assignments, print_json
+from megaopt_core.config import parse_assignments
 from megaopt_core.errors import ConfigurationError, PluginError
 from megaopt_core.plugin_api import Commands
 from megaopt_core.registry import PluginInfo, PluginStatus, get_registry
@@ -17,7 +18,7 @@ from megaopt_core.registry import PluginInfo, PluginStatus, get_registry
 if TYPE_CHECKING:
     from megaopt_testing.check import CheckResult, Kind
 
-__all__ = ["add_command", "run"]
+__all__ = ["add_command", "add_options", "run"]
 
 _INDENT = " " * 10
 
@@ -35,17 +36,31 @@ def add_command(commands: Commands) -> None:
         "check-plugin",
         help=about,
         description=f"{about.capitalize()}.",
-        epilog=examples(
-            "megaopt check-plugin my_plugin",
-            "megaopt check-plugin my_optimizer --set my_optimizer_beta=0.5",
-        ),
+        epilog="examples:\n  megaopt check-plugin my_plugin\n"
+        "  megaopt check-plugin my_optimizer --set my_optimizer_beta=0.5",
     )
+    add_options(parser)
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add what the command takes.
+
+    Args:
+        parser: its parser.
+    """
     parser.add_argument(
         "name",
         metavar="NAME",
         help="a plugin, for all that it offers; or one optimizer, strategy or schedule",
     )
-    add_set_option(parser)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="NAME=VALUE",
+        help="set a field of the configuration; may be repeated",
+    )
     parser.add_argument(
         "--xfail",
         action="append",
@@ -89,7 +104,7 @@ def run(args: Namespace) -> int:
     if args.badge is not None:
         args.badge.write_text(badge(told), encoding="utf-8")
     if args.json:
-        print_json(told)
+        print(json.dumps(told, indent=2, default=str))
     else:
         print(tally)
     too_few = tally.ran < args.at_least

@@ -67,7 +67,7 @@ def badge(results: Mapping[str, Any]) -> str:
     """Return a picture (SVG) that says how many checks held.
 
     Args:
-        results: what :func:`document` returned, or what `megaopt check-plugin --json` printed.
+        results: what :func:`document` returned, or what `python -m megaopt_testing NAME --json` printed.
 
     Example:
         >>> "27 of 27 checks" in badge({"ran": 27, "failed": 0, "xfailed": 0})

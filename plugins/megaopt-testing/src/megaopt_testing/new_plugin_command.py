@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from megaopt_core.cli import examples
 from megaopt_core.plugin_api import Commands
 
 __all__ = ["KINDS", "add_command", "run"]
@@ -25,7 +24,7 @@ def add_command(commands: Commands) -> None:
         "new-plugin",
         help=about,
         description=f"{about.capitalize()}.",
-        epilog=examples("megaopt new-plugin my-opt", "megaopt new-plugin falling --kind schedule"),
+        epilog="examples:\n  megaopt new-plugin my-opt\n  megaopt new-plugin falling --kind schedule",
     )
     parser.add_argument(
         "name", metavar="NAME", help="what users will write, such as my-opt; the distribution is megaopt-NAME"
@@ -57,7 +56,7 @@ def run(args: Namespace) -> int:
         f"cd {folder}",
         "pip install -e .[test]",
         "pytest",
-        f"megaopt check-plugin {plugin.name}",
+        f"python -m megaopt_testing {plugin.name}",
     ):
         print(f"  {command}")
     print("README.md says how it is published.")

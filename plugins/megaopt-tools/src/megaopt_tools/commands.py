@@ -5,8 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from megaopt_core.cli import add_set_option, examples
 from megaopt_core.plugin_api import Commands
+from megaopt_tools.cli.arguments import add_set_option
+from megaopt_tools.cli.parser import examples
 from megaopt_tools.options import add_run_options
 
 __all__ = ["add_compare_command", "add_train_command"]

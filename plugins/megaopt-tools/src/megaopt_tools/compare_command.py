@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megaopt_core import get_registry
-from megaopt_core.cli import print_json
+from megaopt_tools.cli.output import print_json
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import CommandError, StoppedError
 from megaopt_tools.options import recipe_of, use_threads

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from argparse import Namespace
 
-from megaopt_core.cli import examples
 from megaopt_core.plugin_api import Commands
+from megaopt_tools.cli.parser import examples
 
 __all__ = ["add_completion_command"]
 
@@ -34,7 +34,7 @@ def add_completion_command(commands: Commands) -> None:
 
 
 def _run(args: Namespace) -> int:
-    from megaopt_core.cli import build_parser
+    from megaopt_tools.cli.program import build_parser
 
     shtab = importlib.import_module("shtab")  # for this command alone
     print(shtab.complete(build_parser(), args.shell))

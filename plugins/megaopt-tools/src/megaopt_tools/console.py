@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-from megaopt_core.cli import terminal_width
+from megaopt_tools.cli.output import terminal_width
 from megaopt_tools.text import Text
 
 __all__ = ["console_for_output", "print_text", "say"]

@@ -1,21 +1,34 @@
-"""Entry point of megaopt-tools: the commands that it adds to megaopt."""
+"""Entry point of megaopt-tools: the commands that it adds to the program, and advice on names that others use."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from megaopt_core import hookimpl
 from megaopt_core.plugin_api import Commands
 
-__all__ = ["megaopt_api", "megaopt_commands"]
+__all__ = ["megaopt_advice", "megaopt_api", "megaopt_commands"]
 
 megaopt_api = "1"
 
 
 @hookimpl
+def megaopt_advice(name: str, known: Sequence[str], optimizer: str | None, kind: str) -> str | None:
+    """Say what a setting of another library, or a removed argument, is called here."""
+    from megaopt_tools.advice import advice_on_argument, advice_on_override, advice_on_setting
+
+    if kind == "argument":
+        return advice_on_argument(name) or None
+    if kind == "override":
+        return advice_on_override(name, known) or None
+    return advice_on_setting(name, known, optimizer) or None
+
+
+@hookimpl
 def megaopt_commands(commands: Commands) -> None:
-    """Add `train`, `compare`, `schedule` and `completion`, and a page to the core's `explain`."""
+    """Add `train`, `compare`, `schedule` and `completion`."""
     from megaopt_tools.commands import add_compare_command, add_train_command
     from megaopt_tools.completion_command import add_completion_command
-    from megaopt_tools.explain_page import offer_page
     from megaopt_tools.schedule_command import add_schedule_command
     from megaopt_tools.schedule_png import offer_schedule_png
 
@@ -24,4 +37,3 @@ def megaopt_commands(commands: Commands) -> None:
     add_schedule_command(commands)
     add_completion_command(commands)
     offer_schedule_png(commands)
-    offer_page(commands)

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from attrs import frozen
 
-from megaopt_core.cli import parse_assignments
+from megaopt_core.config import parse_assignments
 from megaopt_core.errors import MegaoptError
 from megaopt_core.reporting import format_table
 from megaopt_core.schedules import OptimizerParamScheduler

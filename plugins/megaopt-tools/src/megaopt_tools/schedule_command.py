@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any
 
-from megaopt_core.cli import examples
 from megaopt_core.plugin_api import Commands
+from megaopt_tools.cli.parser import examples
 
 __all__ = ["add_schedule_arguments", "add_schedule_command"]
 

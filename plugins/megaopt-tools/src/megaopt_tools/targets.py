@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from megaopt_core.cli import parse_assignments
+from megaopt_core.config import parse_assignments
 from megaopt_tools.errors import CommandError
 
 __all__ = ["learning_rates", "settings_by_target"]

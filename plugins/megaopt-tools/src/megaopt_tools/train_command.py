@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from megaopt_core.cli import parse_assignments, print_json
+from megaopt_core.config import parse_assignments
+from megaopt_tools.cli.output import print_json
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import StoppedError
 from megaopt_tools.options import recipe_of, use_threads

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from megaopt_core.cli import examples
 from megaopt_core.plugin_api import Commands
 
 __all__ = ["add_calibrate_command"]
@@ -22,7 +21,7 @@ def add_calibrate_command(commands: Commands) -> None:
         "calibrate",
         help=about,
         description=f"{about.capitalize()}.",
-        epilog=examples("megaopt calibrate", "megaopt calibrate --threads 8 --output muon-rates.json"),
+        epilog="examples:\n  megaopt calibrate\n  megaopt calibrate --threads 8 --output muon-rates.json",
     )
     parser.add_argument("--threads", type=int, help="with so many threads; by default torch's own number")
     parser.add_argument(

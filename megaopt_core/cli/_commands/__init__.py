@@ -1,1 +1,0 @@
-"""The core's own commands, each in a module of its name."""

@@ -1,0 +1,1 @@
+"""The program `megaopt`: parsing, the commands of plugins, and how commands print."""

@@ -1,0 +1,1 @@
+"""The commands that look at plugins, optimizers, settings and models: each in a module of its name."""

@@ -54,6 +54,7 @@ def test_every_setting_reaches_the_constructor():
         "extra_scale_factor": 0.75,
         "first_step": "initialize",
         "fp32_matmul_prec": "highest",
+        "max_update_rms": 2.0,
     }
     core = {"lr": 0.1, "weight_decay": 0.2, "cautious_weight_decay": True}
     adam = {"adam_beta1": 0.6, "adam_beta2": 0.7, "adam_eps": 1e-3}
@@ -138,6 +139,8 @@ def test_only_orthogonalized_updates_import_emerging_optimizers():
         ({"extra_scale_factor": 0}, "extra_scale_factor=0"),
         ({"first_step": "skip"}, "first_step='skip'.*initialize"),
         ({"fp32_matmul_prec": "low"}, "fp32_matmul_prec='low'.*highest"),
+        ({"max_update_rms": 0.0}, "max_update_rms=0.0.*above 0"),
+        ({"max_update_rms": "1"}, "max_update_rms='1'.*a number above 0"),
     ],
 )
 def test_settings_are_checked(kwargs, message):

@@ -309,6 +309,7 @@ def test_closure():
         ({"extra_scale_factor": 0.0}, "extra_scale_factor=0.0"),
         ({"first_step": "skip"}, "first_step='skip'.*initialize"),
         ({"fp32_matmul_prec": "low"}, "fp32_matmul_prec='low'.*highest"),
+        ({"max_update_rms": 0.0}, "max_update_rms=0.0.*greater than 0, or None"),
     ],
 )
 def test_arguments_are_checked(kwargs, message):

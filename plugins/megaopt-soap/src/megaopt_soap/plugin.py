@@ -64,6 +64,7 @@ def _soap_kwargs(
         "extra_scale_factor": settings.extra_scale_factor,
         "first_step": settings.first_step,
         "fp32_matmul_prec": settings.fp32_matmul_prec,
+        "max_update_rms": settings.max_update_rms,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attrs import field, frozen
+from attrs.validators import optional
 
 from megaopt_core.config import between, one_of, positive, whole_number
 
@@ -29,7 +30,10 @@ class SoapSettings:
     precondition_frequency: int = field(
         default=1,
         validator=whole_number(1),
-        metadata={"help": "number of steps from one refresh of the bases to the next, at least 1"},
+        metadata={
+            "help": "number of steps from one refresh of the bases to the next, at least 1; 10 is recommended, since "
+            "with 1 a batch of fewer rows than the matrix can make a step thousands of times too long"
+        },
     )
     use_kl_shampoo: bool = field(
         default=True,
@@ -70,5 +74,13 @@ class SoapSettings:
         validator=one_of(MATMUL_PRECISIONS),
         metadata={
             "help": "precision of float32 products: highest; high: TF32 where there is; medium: bfloat16"
+        },
+    )
+    max_update_rms: float | None = field(
+        default=None,
+        validator=optional(positive()),
+        metadata={
+            "help": "largest root mean square of a matrix's update, as a multiple of the learning rate; longer ones "
+            "are scaled down to it; None: no bound, and the first above 10 is warned of"
         },
     )

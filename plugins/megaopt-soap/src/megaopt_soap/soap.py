@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, override
 import torch
 
 from megaopt_core.plugin_api import dense_gradient, require_argument
+from megaopt_soap.long_steps import LongSteps
 from megaopt_soap.precision import matmul_precision
 from megaopt_soap.settings import FIRST_STEPS, MATMUL_PRECISIONS
 from megaopt_soap.state import (
@@ -34,6 +35,7 @@ _ATTRIBUTES = (
     "extra_scale_factor",
     "first_step",
     "fp32_matmul_prec",
+    "max_update_rms",
 )
 """Settings that are the same for all groups."""
 
@@ -83,6 +85,9 @@ class SOAP(torch.optim.Optimizer):
             the bases, by :math:`G G^\top` and :math:`G^\top G`, and moments begin with the second one, as published.
         fp32_matmul_prec: precision of float32 products, a name that `torch.set_float32_matmul_precision` takes. Bases
             are refreshed in `"highest"`.
+        max_update_rms: largest root mean square of a matrix's update, as a multiple of the learning rate: a longer one
+            is scaled down to it, :math:`U \leftarrow U \min(1, \rho / \text{rms}(U))`, before weight decay. None: no
+            bound. A step above 10 is warned of, once.
 
     Raises:
         ConfigurationError: an argument is out of range (a `ValueError`).
@@ -122,6 +127,7 @@ class SOAP(torch.optim.Optimizer):
         extra_scale_factor: float = 0.2,
         first_step: str = "update",
         fp32_matmul_prec: str = "high",
+        max_update_rms: float | None = None,
     ) -> None:
         require_argument(float(lr) >= 0, "lr", lr, "at least 0")
         require_argument(
@@ -142,12 +148,20 @@ class SOAP(torch.optim.Optimizer):
             fp32_matmul_prec,
             f"one of {MATMUL_PRECISIONS}",
         )
+        require_argument(
+            max_update_rms is None or max_update_rms > 0,
+            "max_update_rms",
+            max_update_rms,
+            "greater than 0, or None",
+        )
         self.use_kl_shampoo = use_kl_shampoo
         self.max_precond_dim = max_precond_dim
         self.orthogonalize = orthogonalize
         self.extra_scale_factor = extra_scale_factor
         self.first_step = first_step
         self.fp32_matmul_prec = fp32_matmul_prec
+        self.max_update_rms = max_update_rms
+        self._long_steps = LongSteps()
         defaults = {
             "lr": lr,
             "betas": tuple(betas),
@@ -186,6 +200,7 @@ class SOAP(torch.optim.Optimizer):
                 for param in group["params"]:
                     if param.grad is not None and param.numel():
                         self._step_param(param, dense_gradient("SOAP", param), group)
+        self._long_steps.end_step()
         return loss
 
     @torch.no_grad()
@@ -215,7 +230,8 @@ class SOAP(torch.optim.Optimizer):
     @override
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of; torch knows of groups and state only."""
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in _ATTRIBUTES}}
+        settings = {name: getattr(self, name) for name in _ATTRIBUTES}
+        return {**super().__getstate__(), **settings, "_long_steps": LongSteps()}
 
     def make_state(self, param: torch.Tensor) -> dict[str, Any]:
         """Return a parameter's state, which is made where it is missing.
@@ -250,12 +266,14 @@ class SOAP(torch.optim.Optimizer):
             updates_first=self.first_step == "update",
             scale=self.extra_scale_factor if self.orthogonalize else None,
             cautious=bool(group.get("cautious_weight_decay")),
+            max_rms=self.max_update_rms,
         )
         targets = matrices_of(param, param)
         # In plain order: products round otherwise in another, and Adam makes a step of what is zero but for rounding.
         grads = matrices_of(param, grad.contiguous().to(state["exp_avg"].dtype))
         for number, member, matrix_state in states_of(state, [target.shape for target in targets]):
-            step_matrix(targets[number][member], grads[number][member], matrix_state, settings)
+            size = step_matrix(targets[number][member], grads[number][member], matrix_state, settings)
+            self._long_steps.add(param, size)
         state["exp_avg_is_rotated"].fill_(settings.rotates_momentum)
         if any(
             target.untyped_storage().data_ptr() != param.untyped_storage().data_ptr() for target in targets

@@ -32,6 +32,7 @@ class StepSettings:
         updates_first: the first gradient, which the bases come from, is also applied in them.
         scale: on an orthogonalized update, beside the root of its larger dimension; None: do not orthogonalize.
         cautious: decay only where update and weight agree in sign.
+        max_rms: largest root mean square of an update, as a multiple of the learning rate; None: no bound.
     """
 
     step: int
@@ -45,6 +46,7 @@ class StepSettings:
     updates_first: bool = True
     scale: float | None = None
     cautious: bool = False
+    max_rms: float | None = None
 
     @property
     def adam_step(self) -> int:
@@ -85,7 +87,9 @@ class MatrixState:
     rotation: Rotation
 
 
-def step_matrix(target: torch.Tensor, grad: torch.Tensor, state: MatrixState, settings: StepSettings) -> None:
+def step_matrix(
+    target: torch.Tensor, grad: torch.Tensor, state: MatrixState, settings: StepSettings
+) -> torch.Tensor | None:
     """Update one matrix and its state in place.
 
     Args:
@@ -93,11 +97,14 @@ def step_matrix(target: torch.Tensor, grad: torch.Tensor, state: MatrixState, se
         grad: its gradient, of the state's dtype.
         state: its state.
         settings: the numbers of this step.
+
+    Returns:
+        The root mean square of the update as a multiple of the learning rate, on the device; None where none is made.
     """
     rotation, exp_avg = state.rotation, state.exp_avg
     rotated = _rotated_gradient(grad, state, settings)
     if settings.adam_step == 0:
-        return
+        return None
     weight = 1.0 - settings.betas[0]
     momentum, share = exp_avg, None
     if settings.adam_step == 1:
@@ -109,7 +116,9 @@ def step_matrix(target: torch.Tensor, grad: torch.Tensor, state: MatrixState, se
     else:
         momentum = rotation.apply(exp_avg.lerp_(grad, weight))
     rotated = rotated.clone() if rotated is grad else rotated  # without any basis; it is written over
-    _apply(target, _direction(momentum, state.exp_avg_sq, rotated, settings, share), rotation, settings)
+    return _apply(
+        target, _direction(momentum, state.exp_avg_sq, rotated, settings, share), rotation, settings
+    )
 
 
 def _rotated_gradient(grad: torch.Tensor, state: MatrixState, settings: StepSettings) -> torch.Tensor:
@@ -130,22 +139,30 @@ def _rotated_gradient(grad: torch.Tensor, state: MatrixState, settings: StepSett
     return rotated
 
 
-def _apply(target: torch.Tensor, direction: torch.Tensor, rotation: Rotation, settings: StepSettings) -> None:
+def _apply(
+    target: torch.Tensor, direction: torch.Tensor, rotation: Rotation, settings: StepSettings
+) -> torch.Tensor:
+    """Update the matrix, and return the root mean square of the update as a multiple of the learning rate."""
     keep = 1.0 - settings.lr * settings.weight_decay
-    if settings.scale is not None:
-        change = orthogonalized(rotation.undo(direction))
-        size = settings.scale * max(target.shape) ** 0.5
-        _decay(target, change, keep, cautious=settings.cautious)
-        target.add_(change.to(target.dtype), alpha=-settings.lr * size)
-        return
-    corrections = [1.0 - beta**settings.adam_step for beta in settings.betas]
-    alpha = -settings.lr * corrections[1] ** 0.5 / corrections[0]
-    if settings.cautious:
-        change = rotation.undo(direction)
-        _decay(target, change, keep, cautious=True)
-        target.add_(change.to(target.dtype), alpha=alpha)
-        return
-    rotation.undo_into(target, direction, keep=keep, alpha=alpha)
+    is_rotated = settings.scale is None
+    if settings.scale is None:
+        corrections = [1.0 - beta**settings.adam_step for beta in settings.betas]
+        scale = corrections[1] ** 0.5 / corrections[0]
+    else:
+        direction = orthogonalized(rotation.undo(direction))
+        scale = settings.scale * max(target.shape) ** 0.5
+    # Rotations keep it.
+    rms: torch.Tensor = torch.linalg.vector_norm(direction) * (scale / direction.numel() ** 0.5)
+    if settings.max_rms is not None:
+        direction.mul_((settings.max_rms / rms).clamp_(max=1.0))
+        rms = rms.clamp(max=settings.max_rms)
+    if is_rotated and not settings.cautious:
+        rotation.undo_into(target, direction, keep=keep, alpha=-settings.lr * scale)
+        return rms
+    change = rotation.undo(direction) if is_rotated else direction
+    _decay(target, change, keep, cautious=settings.cautious)
+    target.add_(change.to(target.dtype), alpha=-settings.lr * scale)
+    return rms
 
 
 def _decay(target: torch.Tensor, update: torch.Tensor, keep: float, *, cautious: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +67,7 @@ def build_optimizer(
     fqn: NameMap | None = None,
     example: Any = None,
     routing: GivenRouting | None = None,
+    trusted_names: Collection[str] = (),
     **settings: Any,
 ) -> MegatronOptimizer:
     """Build an optimizer by name: the short form of :func:`get_megatron_optimizer`.
@@ -80,6 +81,7 @@ def build_optimizer(
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
         routing: a checkpoint whose routing is built: every parameter gets the optimizer that stepped it there.
+        trusted_names: optimizers that `routing` may name although no plugin lists them.
         **settings: any field of :class:`OptimizerConfig`: `lr`, `weight_decay`, `sharding`, `muon_momentum`... The
             optimizer's own may be written without their prefix: `momentum`.
 
@@ -102,7 +104,14 @@ def build_optimizer(
     chunks = chunks_of(model)
     config = OptimizerConfig(optimizer=optimizer, **with_prefixes(optimizer, settings))
     return get_megatron_optimizer(
-        config, chunks, overrides, pg_collection=pg_collection, fqn=fqn, example=example, routing=routing
+        config,
+        chunks,
+        overrides,
+        pg_collection=pg_collection,
+        fqn=fqn,
+        example=example,
+        routing=routing,
+        trusted_names=trusted_names,
     )
 
 
@@ -117,6 +126,7 @@ def get_megatron_optimizer(
     fqn: NameMap | None = None,
     example: Any = None,
     routing: GivenRouting | None = None,
+    trusted_names: Collection[str] = (),
     **removed: Any,
 ) -> MegatronOptimizer:
     """Build the optimizer of a model's chunks.
@@ -132,6 +142,7 @@ def get_megatron_optimizer(
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
         routing: a checkpoint whose routing is built, as for :func:`megaopt_core.route`.
+        trusted_names: as for :func:`megaopt_core.route`.
         **removed: arguments of other trainers that have been replaced (`no_weight_decay_cond`): the error says by what.
 
     Returns:
@@ -149,7 +160,16 @@ def get_megatron_optimizer(
     chunks = chunks_of(model_chunks)
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     pgs = groups_of_wrapped(chunks, given)
-    routed = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example, routing=routing)
+    routed = route(
+        config,
+        chunks,
+        config_overrides,
+        pgs,
+        fqn=fqn,
+        example=example,
+        routing=routing,
+        trusted_names=trusted_names,
+    )
     require_trainable(routed)
     if routing is None:
         warn_where_idle(config, routed)

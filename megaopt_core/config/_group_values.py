@@ -27,7 +27,7 @@ type GroupChecks = Mapping[str, Check]
 """Key of a group to its check; keys that are absent may hold anything."""
 
 _OPTIONAL = ("lr", "max_lr", "min_lr", "start_wd", "end_wd")
-_FACTORS = ("wd_mult", "lr_mult", "weight_decay")
+_FACTORS = ("wd_mult", "lr_mult", "weight_decay", "initial_lr")
 _NOT_NEGATIVE = ("eps", "momentum")
 _CHOICES = ("foreach", "fused")
 

@@ -15,6 +15,7 @@ from megaopt_core.errors import MegaoptError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._between_steps.group_settings import common_defaults
+from megaopt_core.optimizers._between_steps.step_lock import StepLock
 from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._gradients.closures import require_closure
 from megaopt_core.optimizers._live_state import LiveState
@@ -94,6 +95,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.unused_settings: tuple[str, ...] = ()
         self.replicas: Replicas | None = None
         self.late: LateParams | None = None
+        self.step_lock = StepLock()
         self._has_compared = False
         self.schedules: list[weakref.ref[OptimizerParamScheduler]] = []
         self.refresh_state()
@@ -179,7 +181,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             require_closure(closure)
             with torch.enable_grad():
                 closure()
-        with torch.no_grad():
+        with torch.no_grad(), self.step_lock:
             stats = self.gradients.measure_and_clip(self._collect())
             accepted = self.gradients.are_accepted(stats)
             if stats.found_inf and not accepted:
@@ -243,7 +245,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Returns:
             Whether a gradient is not finite on some rank (always False in fp32); then this step must be given up.
         """
-        return not self.gradients.are_finite(self._collect())
+        with self.step_lock:
+            return not self.gradients.are_finite(self._collect())
 
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:
@@ -256,16 +259,17 @@ class MegatronOptimizer(torch.optim.Optimizer):
             ConfigurationError: a group holds a value that no setting could have; nothing has changed.
         """
         self._check_settings()
-        for number, part in enumerate(self.parts):
-            try:
-                part.step()
-            except BaseException as error:
-                if number or not isinstance(error, MegaoptError):
-                    error.add_note(self._taken_by_some(number))
-                raise
-            if part.overlapped is None:
-                self._start_sync(part)
-        self._finish_sync()
+        with self.step_lock:
+            for number, part in enumerate(self.parts):
+                try:
+                    part.step()
+                except BaseException as error:
+                    if number or not isinstance(error, MegaoptError):
+                        error.add_note(self._taken_by_some(number))
+                    raise
+                if part.overlapped is None:
+                    self._start_sync(part)
+            self._finish_sync()
         return True
 
     def _taken_by_some(self, stopped: int) -> str:
@@ -550,7 +554,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state_dict = export_state_dict(self)
+        with self.step_lock.saving():
+            state_dict = export_state_dict(self)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced

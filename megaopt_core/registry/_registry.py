@@ -123,12 +123,15 @@ class PluginRegistry:
         entry: OptimizerEntry = self._find("optimizer", name)[0]
         return entry
 
-    def has_optimizer(self, name: str) -> bool:
+    def has_optimizer(self, name: str, *, listed: bool = False) -> bool:
         """Return whether an optimizer can be had here, listed or resolved.
 
         Args:
             name: what users write in `optimizer="..."`.
+            listed: a plugin must list it: names from files are looked up so, for to resolve one may import a module.
         """
+        if listed:
+            return name in self._installed.contents().tables["optimizer"]
         try:
             self._find("optimizer", name)
         except PluginError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,7 @@ def route_this_rank(
     fqn: NameMap | None = None,
     example: Any = None,
     routing: GivenRouting | None = None,
+    trusted_names: Collection[str] = (),
 ) -> RankRouting:
     """Return what this rank decides of its parameters, by itself.
 
@@ -74,6 +75,7 @@ def route_this_rank(
         fqn: as for `route`.
         example: as for `route`.
         routing: as for `route`.
+        trusted_names: as for `route`.
 
     Raises:
         MegaoptError: as for `route`.
@@ -82,8 +84,6 @@ def route_this_rank(
     primary = registry.optimizer(config.optimizer)
     stored = read_stored_routing(routing)
     inventory = take_inventory(chunks, pgs, fqn, example)
-    if stored is not None:
-        inventory.trainable = as_stored(stored, inventory.trainable)
     overrides = OverrideSet()
     if config_overrides is None or getattr(config_overrides, "with_standard", False):
         standard = get_standard_config_overrides(config)
@@ -97,6 +97,10 @@ def route_this_rank(
         except OverrideError as error:
             raise PluginError(f"its default_param_overrides: {error}") from error
     overriders = add_plugin_overrides(overrides, config, chunks)
+    if stored is not None:
+        trusted = {*trusted_names, *(value for value in config.to_dict().values() if isinstance(value, str))}
+        trusted |= {override.get("optimizer", "") for override in (config_overrides or {}).values()}
+        inventory.trainable = as_stored(stored, inventory.trainable, trusted)
     assigner = Assigner(config, OverrideSettings(config, chunks, pgs), stored)
     assignments = {}
     for item in inventory.trainable:

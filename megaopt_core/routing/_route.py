@@ -40,6 +40,7 @@ def route(
     fqn: NameMap | None = None,
     example: Any = None,
     routing: GivenRouting | None = None,
+    trusted_names: Collection[str] = (),
 ) -> Routing:
     """Decide for every parameter which optimizer, group and sharding strategy it gets, and why.
 
@@ -59,6 +60,8 @@ def route(
         example: a batch to run one forward with: a tensor, a tuple of arguments or a mapping of keyword arguments.
         routing: a checkpoint, or what a plugin read from one: every parameter gets the optimizer, role and view that it
             had there, whatever would be found here; settings and overrides stay those of the configuration.
+        trusted_names: optimizers that `routing` may name although no plugin lists them, such as
+            `"some_module:Class"`: to resolve such a name imports a module. Names in `config` and overrides are trusted.
 
     Returns:
         The routing.
@@ -85,7 +88,7 @@ def route(
     pgs = find_process_groups(chunks) if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     mine, error = None, None
     try:
-        mine = route_this_rank(config, chunks, config_overrides, pgs, fqn, example, routing)
+        mine = route_this_rank(config, chunks, config_overrides, pgs, fqn, example, routing, trusted_names)
     except MegaoptError as raised:
         error = raised
     alike = [settings_alike(config)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import evolve
 
@@ -104,16 +104,20 @@ def _is_stored_param(value: object) -> bool:
     )
 
 
-def as_stored(stored: StoredRouting, items: Sequence[InventoryItem]) -> list[InventoryItem]:
+def as_stored(
+    stored: StoredRouting, items: Sequence[InventoryItem], trusted: Collection[str]
+) -> list[InventoryItem]:
     """Return parameters as they were when their routing was stored.
 
     Args:
         stored: the routing to follow.
         items: the trainable parameters of this rank.
+        trusted: names of optimizers that the user has given, and that may be resolved.
 
     Raises:
-        RoutingError: a parameter is not named in it, was stepped by the optimizer of another distribution, or is a
-            part of another size here and is not seen as the same matrices.
+        RoutingError: a parameter is not named in it, was stepped by the optimizer of another distribution or by one
+            that no plugin lists and the user has not named, or is a part of another size here and is not seen as the
+            same matrices.
         PluginNotInstalledError: an optimizer that it names is not installed.
     """
     absent = [item.name for item in items if not any(name in stored.params for name in _names(item))]
@@ -124,7 +128,7 @@ def as_stored(stored: StoredRouting, items: Sequence[InventoryItem]) -> list[Inv
             names=absent,
         )
     for item in items:
-        _require_installed(stored, stored_param(stored, item).optimizer, item.name)
+        _require_installed(stored, stored_param(stored, item).optimizer, item.name, trusted)
     return [evolve(item, decision=_decision(stored, item)) for item in items]
 
 
@@ -142,14 +146,20 @@ def _names(item: InventoryItem) -> tuple[str, ...]:
     return item.name, *item.aliases
 
 
-def _require_installed(stored: StoredRouting, optimizer: str, name: str) -> None:
+def _require_installed(stored: StoredRouting, optimizer: str, name: str, trusted: Collection[str]) -> None:
     registry = get_registry()
     distribution = stored.plugins.get(optimizer)
-    if distribution and not registry.has_optimizer(optimizer):
+    if not registry.has_optimizer(optimizer, listed=True):
         what = f"optimizer {optimizer!r}, which steps {name!r} in {stored.name},"
-        absent = absent_plugin(what, optimizer, distribution, registry.plugins())
+        absent = absent_plugin(what, optimizer, distribution, registry.plugins()) if distribution else None
         if absent is not None:
             raise absent
+        if ":" in optimizer and optimizer not in trusted:
+            raise RoutingError(
+                f"{what} is listed by no plugin here, and nothing is imported because a file names it: if you trust "
+                f"it, allow the name: trusted_names=[{optimizer!r}]",
+                names=[name],
+            )
     registry.optimizer(optimizer)
     ours = registry.owner("optimizer", optimizer).distribution
     if distribution and ours and distribution != ours:

@@ -71,5 +71,9 @@ class NamedState(Protocol):
         """Which optimizer steps what, and why; None for one that was wrapped by hand."""
 
     @property
+    def step_lock(self) -> Any:
+        """Keeps steps and saves apart: `with step_lock.saving():`."""
+
+    @property
     def grad_scaler(self) -> Any:
         """The loss scaler, which has a state dict; None where nothing scales."""

@@ -54,7 +54,8 @@ class OptimizerCheckpointState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return slices by parameter name and state key, and everything else as one JSON string: a collective."""
-        collected = collect_state(self._optimizer, with_placeholders=True)
+        with self._optimizer.step_lock.saving():
+            collected = collect_state(self._optimizer, with_placeholders=True)
         tensors: dict[str, torch.Tensor] = dict(collected.tensors)
         described = describe_optimizer(self._optimizer, collected, tensors, Ranks())
         state = {

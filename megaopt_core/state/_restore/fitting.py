@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ _COUNT = "step"
 """The key under which torch's optimizers, and those that follow them, count the steps of a parameter."""
 
 _UNCOUNTED = 2**63
+
+_MAY_BE_NONE = ("max_lr", "min_lr", "start_wd", "end_wd")
+"""Numbers of groups that None takes back: the scheduler's holds then."""
 
 
 def mismatch(source: Source, what: str, names: Iterable[str] = ()) -> CheckpointMismatchError:
@@ -128,7 +132,7 @@ def misfit(key: str, present: Any, encoded: Any) -> str | None:
 def _is_count(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_meta or value.numel() != 1 or _is_count(value.item())
-    return not isinstance(value, (bool, int, float)) or 0 <= value < _UNCOUNTED
+    return value is not None and (not isinstance(value, (bool, int, float)) or 0 <= value < _UNCOUNTED)
 
 
 def _some_tensor(key: str) -> torch.Tensor:
@@ -188,11 +192,20 @@ def require_settings(source: Source, optimizer: NamedState, merge: GroupMerge) -
             present, wrong = group.get(key), checks[key](value) if key in checks else None
             if wrong is not None:
                 what, why = "cannot be", f": {wrong}"
-            elif key == "params" or not _fits_each(present, value):
+            elif key == "params" or not _fits_each(present, value) or _is_no_number(key, present, value):
                 what, why = "does not fit", f" and {_shown(present)} here"
             else:
                 continue
             raise mismatch(source, f"{what}: the setting {key!r} of group {index} is {value!r} there{why}")
+
+
+def _is_no_number(key: str, present: Any, value: Any) -> bool:
+    """Return whether a finite number would become None, infinite or NaN, which the next step could not compute with."""
+    if isinstance(present, torch.Tensor) or value is None:
+        is_number = isinstance(present, (int, float, torch.Tensor))
+        return value is None and is_number and key not in _MAY_BE_NONE
+    both = isinstance(present, (int, float)) and isinstance(value, float)
+    return both and math.isfinite(present) and not math.isfinite(value)
 
 
 def load_or_restore(load: Callable[[Any], Any], state: Any, before: Any) -> Callable[[], None]:

@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params._names import shown
 from megaopt_core.precision._policy import MAIN_PARAM
+from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._document import (
     described_view,
@@ -189,7 +190,7 @@ def _compare_optimizers(
             else:
                 found.same.append(name)
             continue
-        if distribution and not registry.has_optimizer(saved):
+        if distribution and absent_plugin(saved, saved, distribution, registry.plugins()) is not None:
             absent = f"{saved!r} of {distribution}, which is not installed here (pip install {distribution})"
             if strict:
                 raise CheckpointMismatchError(

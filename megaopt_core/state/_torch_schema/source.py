@@ -146,7 +146,7 @@ def torch_source(
             for key, value in values.items()
             if not _is_boxless(value)
             and (not is_fresh or key == MAIN_PARAM)
-            and (value is not None or not here.keeps(name_here, key))
+            and not (_is_left_out(value) and here.keeps(name_here, key))
         }
         shape = here.shape(name_here, kept)
         told = {} if position is None else routed[position]
@@ -171,6 +171,11 @@ def torch_source(
     roles = next((told["roles"] for told in routed if told), "")
     manifest = Manifest(optimizer=described, plugins=plugins, written={"roles": roles} if roles else {})
     return MemorySource("the state dict", manifest, tensors)
+
+
+def _is_left_out(value: Any) -> bool:
+    """Return whether a state is not in a state dict: torch puts an empty mapping where flat keys lack it."""
+    return value is None or (isinstance(value, Mapping) and not value)
 
 
 def _routed(group: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ _LONGEST_INT = 8192
 _SEQUENCES = {list: "", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class AsIs:
     """A value in memory that stands where an encoded one is expected; no file can say it.
 
@@ -35,6 +35,9 @@ class AsIs:
     """
 
     value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 def dtype_named(name: object) -> torch.dtype:

@@ -12,9 +12,10 @@ import torch
 from hostile import build, change, copied, opened_files, read, refused, save_good, sign, snapshot, unchanged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from megaopt_checkpoint import load_checkpoint, verify_checkpoint
+from megaopt_checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.coverage import tiles
+from training import make
 
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, MegaoptError
 from megaopt_core.params import Shard, whole
@@ -195,11 +196,28 @@ def test_fields_that_are_refused(bad, spoil, words):
             lambda d: d["optimizer"]["groups"][0]["settings"].update(betas={"$tuple": [0.9]}),
             "'betas' of group 0",
         ),
+        (
+            lambda d: d["optimizer"]["groups"][0]["settings"].update(lr=None),
+            "the setting 'lr' of group 0 is None",
+        ),
+        (
+            lambda d: d["optimizer"]["groups"][0]["settings"].update(lr={"$float": "inf"}),
+            "the setting 'lr' of group 0 is inf",
+        ),
+        (lambda d: d["optimizer"]["groups"][0]["settings"].update(eps=None), "the setting 'eps' of group 0"),
+        (
+            lambda d: d["optimizer"]["groups"][0]["settings"].update(lr_mult={"$float": "nan"}),
+            "the setting 'lr_mult' of group 0",
+        ),
+        (_step(None), "state 'step' of 'norm.weight'"),
         (lambda d: d["optimizer"].update(scaler={"scale": "x"}), "the loss scaler does not take its state"),
         (lambda d: d["scheduler"].update(num_steps="x"), "the scheduler does not take its state"),
         (_tensor(dtype="int16"), r"holds whole numbers \(int16\) there and real numbers"),
     ],
-    ids=["step", "steps", "lr", "betas", "scaler", "scheduler", "dtype"],
+    ids=[
+        *("step", "steps", "lr", "betas", "no-lr", "infinite-lr", "no-eps", "nan-mult", "no-step"),
+        *("scaler", "scheduler", "dtype"),
+    ],
 )
 def test_values_that_do_not_fit(bad, spoil, words):
     """What only the live objects can tell is found before anything is written."""
@@ -211,6 +229,24 @@ def test_values_that_do_not_fit(bad, spoil, words):
     with pytest.raises(CheckpointError, match=words):
         load_checkpoint(bad, *live)
     assert unchanged(before, snapshot(*live))
+
+
+@pytest.mark.parametrize("value", [None, "3", [1, 2], {"a": 1}], ids=["none", "text", "list", "object"])
+@pytest.mark.parametrize("key", ["last_epoch", "T_max", "eta_min", "_step_count"])
+def test_numbers_of_a_scheduler_of_torch(tmp_path, key, value):
+    """Torch's take any value and fail when they are stepped; a load refuses it, and changes nothing."""
+    model, optimizer = make(width=4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    save_checkpoint(tmp_path / "last", model, optimizer, scheduler)
+    document = read(tmp_path / "last")
+    document["scheduler"][key] = value
+    sign(tmp_path / "last", document)
+    before = scheduler.state_dict()
+    with pytest.raises(
+        CheckpointError, match=f"a state of CosineAnnealingLR in which {key} is .*number here"
+    ):
+        load_checkpoint(tmp_path / "last", model, optimizer, scheduler)
+    assert scheduler.state_dict() == before
 
 
 @pytest.mark.parametrize(

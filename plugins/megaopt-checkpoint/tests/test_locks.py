@@ -1,6 +1,7 @@
 """One owner of the lock, whatever interrupts a save, and whatever lies where the lock should be."""
 
 import builtins
+import errno
 import importlib
 import os
 import subprocess
@@ -16,7 +17,7 @@ from megaopt_checkpoint import load_checkpoint, lock, save_checkpoint, saving, s
 from torch import nn
 from training import make
 
-from megaopt_core.errors import CheckpointBusyError, CheckpointError
+from megaopt_core.errors import CheckpointBusyError, CheckpointError, CheckpointWarning
 from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = pytest.mark.any_python
@@ -147,6 +148,29 @@ def test_without_locks_of_the_system(tmp_path, without_fcntl):
     ):
         save_checkpoint(tmp_path / "last", model, optimizer)
     assert load_checkpoint(tmp_path / "last", model, optimizer).extra == 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_file_system_without_locks(tmp_path, monkeypatch, number, exists):
+    """Saves and loads go on, said once: two runs are not told apart; any other fault is still one."""
+    model, optimizer = make()
+    if exists:
+        save_checkpoint(tmp_path / "last", model, optimizer, extra=1)
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    monkeypatch.setattr(lock, "_TOLD", set())
+    with pytest.warns(CheckpointWarning, match="has no locks: if two runs save to one path"):
+        save_checkpoint(tmp_path / "last", model, optimizer, extra=2)
+    save_checkpoint(tmp_path / "last", model, optimizer, extra=3)
+    assert load_checkpoint(tmp_path / "last", model, optimizer).extra == 3
+    assert {entry.name for entry in tmp_path.iterdir()} == {"last"}
+    number = errno.EIO
+    with pytest.raises(CheckpointError, match=os.strerror(errno.EIO)):
+        save_checkpoint(tmp_path / "last", model, optimizer)
 
 
 def test_the_import_needs_no_fcntl():

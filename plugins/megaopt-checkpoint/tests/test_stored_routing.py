@@ -1,6 +1,8 @@
 """An optimizer that is built by a checkpoint's routing is the one that was saved, whoever reads roles here."""
 
+import importlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
-from megaopt_testing import temporary_plugin
+from megaopt_checkpoint.plugin import megaopt_commands
+from megaopt_testing import run_command, temporary_plugin
 from torch import nn
 from training import rewrite_as_older, rewrite_manifest
 
-from megaopt_core import MatrixView, OptimizerEntry, Role, build_optimizer, hookimpl, route
+from megaopt_core import MatrixView, OptimizerEntry, ParamKey, Role, build_optimizer, hookimpl, route
 from megaopt_core.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -61,7 +64,7 @@ class Reader:
 @pytest.fixture(autouse=True)
 def optimizers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Offer the two, and leave out a reader that may be installed."""
-    monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "roles")
+    monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "roles,bridge")
     reset_registry()
     with temporary_plugin(Optimizers(), name="optimizers"):
         yield
@@ -212,3 +215,69 @@ def test_roles_and_views_of_strangers_are_checked(folder, role, view) -> None:
     ):
         build(routing=folder)
     assert json.loads((folder / "manifest.json").read_text())["version"] == 4
+
+
+class Resolver:
+    """Imports the module that a name has, as megaopt-bridge does."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_resolve_optimizer(self, name: str) -> OptimizerEntry | None:
+        module, _, attribute = name.partition(":")
+        return OptimizerEntry(getattr(importlib.import_module(module), attribute)) if attribute else None
+
+
+@pytest.fixture
+def strangers(folder, monkeypatch) -> Iterator[Path]:
+    """Let the checkpoint name a module that nobody has imported."""
+    (folder.parent / "strangers_module.py").write_text("from torch.optim import AdamW as Class\n")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    manifest = read_manifest(folder)
+    for described in manifest.parameters.values():
+        described["optimizer"] = STRANGERS
+    manifest.plugins[STRANGERS] = "megaopt-checkpoint"
+    rewrite_manifest(folder, manifest)
+    with temporary_plugin(Resolver(), name="resolver"):
+        yield folder
+    sys.modules.pop("strangers_module", None)
+
+
+STRANGERS = "strangers_module:Class"
+
+
+def test_names_of_a_file_are_looked_up_and_never_imported(strangers, capsys) -> None:
+    """Neither a build, nor loads, nor verification import what a file names."""
+    with pytest.raises(
+        RoutingError, match=r"nothing is imported because a file names it.*trusted_names=\['stra"
+    ):
+        build(routing=strangers)
+    model, optimizer = build_unread()
+    with pytest.raises(CheckpointMismatchError, match="it was stepped by 'strangers_module:Class', here by"):
+        load_checkpoint(strangers, model, optimizer)
+    load_checkpoint(strangers, model, optimizer, strict=False)
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        group["routed"] |= {"optimizer": STRANGERS, "distribution": "megaopt-checkpoint"}
+    with pytest.raises(CheckpointMismatchError, match="it was stepped by 'strangers_module:Class'"):
+        optimizer.load_state_dict(state)
+    assert run_command(megaopt_commands, ["verify-checkpoint", str(strangers)]) == 0
+    assert STRANGERS in capsys.readouterr().out
+    assert "strangers_module" not in sys.modules
+
+
+@pytest.mark.parametrize("by", ["trusted_names", "optimizer", "override"])
+def test_names_that_the_user_gives_are_resolved(strangers, by) -> None:
+    """In `trusted_names`, as the optimizer, or in an override."""
+    given = {
+        "trusted_names": {"trusted_names": [STRANGERS]},
+        "optimizer": {},
+        "override": {"overrides": {ParamKey(name="*"): {"optimizer": STRANGERS}}},
+    }[by]
+    manifest = read_manifest(strangers)
+    del manifest.plugins[STRANGERS]
+    rewrite_manifest(strangers, manifest)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    name = STRANGERS if by == "optimizer" else "rest"
+    optimizer = build_optimizer(model, name, lr=0.1, routing=strangers, **given)
+    assert {entry.spec.optimizer for entry in optimizer.routing.params.values()} == {STRANGERS}

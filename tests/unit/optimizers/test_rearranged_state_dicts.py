@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 
 from megaopt_core import ParamKey
-from megaopt_core.errors import StateDictError
+from megaopt_core.errors import CheckpointMismatchError, StateDictError
 from megaopt_core.optimizers import MegatronOptimizer
 
 
@@ -53,4 +53,20 @@ def test_torchs_helpers_leave_out_settings_of_merged_groups(build, give, snapsho
         StateDictError, match=r"lacks the settings of 1\.weight, 2\.weight, 3\.weight: the groups"
     ):
         dcp.set_optimizer_state_dict(target, second, saved)
+    assert snapshot(target, second) == before
+
+
+@pytest.mark.parametrize("key", ["step", "exp_avg", "exp_avg_sq"])
+def test_flat_states_that_are_missing_are_named(build, give, snapshot, key) -> None:
+    """Torch puts an empty mapping in their place."""
+    flat = dcp.StateDictOptions(flatten_optimizer_state_dict=True)
+    (source, first), (target, second) = _square([], build), _square([], build)
+    _train(source, first, give)
+    saved = dcp.get_optimizer_state_dict(source, first, options=flat)
+    del saved[f"state.1.weight.{key}"]
+    before = snapshot(target, second)
+    with pytest.raises(
+        CheckpointMismatchError, match=f"lacks state that the optimizer keeps here: 1.weight: {key};"
+    ):
+        dcp.set_optimizer_state_dict(target, second, saved, options=flat)
     assert snapshot(target, second) == before

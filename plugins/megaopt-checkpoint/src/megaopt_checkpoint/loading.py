@@ -76,7 +76,9 @@ def load_checkpoint(
         CheckpointMismatchError: the checkpoint does not fit.
         CheckpointCorruptError: a file is missing, too short or damaged.
         CheckpointVersionError: a newer version wrote it.
-        CheckpointError: there is no checkpoint, or it cannot be read. In each case nothing has been changed.
+        CheckpointError: there is no checkpoint, or it cannot be read. In each case nothing has been changed, unless
+            files changed while they were read, after their checksums had been right: then the error says that model
+            and optimizer are partly loaded.
 
     Example:
         >>> import tempfile, torch

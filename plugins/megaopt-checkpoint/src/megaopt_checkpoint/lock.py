@@ -6,11 +6,12 @@ import errno
 import os
 import socket
 import stat
+import warnings
 from contextlib import ExitStack, closing, suppress
 from io import FileIO
 from pathlib import Path
 
-from megaopt_core.errors import CheckpointBusyError, CheckpointError
+from megaopt_core.errors import CheckpointBusyError, CheckpointError, CheckpointWarning
 
 try:
     import fcntl
@@ -23,12 +24,19 @@ __all__ = ["take_lock"]
 _FLAGS = os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _OWNER = b"process "
 
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+"""What a file system answers that has no locks, as Lustre without `-o flock` and some mounts of NFS."""
+
+_TOLD: set[int] = set()
+"""The file systems of which this process has said so."""
+
 
 def take_lock(path: Path, held: ExitStack) -> None:
     """Take the right to save to a path.
 
     The lock is one of the operating system: it ends with the process, however that ends. Where the system has none, the
-    lock is the file itself, which a killed process leaves behind.
+    lock is the file itself, which a killed process leaves behind. A file system without locks is told of once: there
+    two runs are not told apart.
 
     Args:
         path: where the checkpoint will be; absolute.
@@ -57,11 +65,10 @@ def _take(path: Path, lock: Path, held: ExitStack) -> bool:
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         raise _no_lock(lock, "is no file of its own")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _busy(path, lock, file.read(200)) from error
+    try:
+        has_locks = _lock(file)
+    except BlockingIOError as error:
+        raise _busy(path, lock, file.read(200)) from error
     if not _is_at(file, lock):
         file.close()
         return False
@@ -72,7 +79,34 @@ def _take(path: Path, lock: Path, held: ExitStack) -> bool:
     file.seek(0)
     file.truncate()
     file.write(_myself())
+    if not has_locks:
+        _warn_once(path, found.st_dev)
     return True
+
+
+def _lock(file: FileIO) -> bool:
+    """Lock a file as long as it is open; return False where its file system has no locks."""
+    if fcntl is None:
+        return True  # the file itself is the lock
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _warn_once(path: Path, file_system: int) -> None:
+    if file_system in _TOLD:
+        return
+    _TOLD.add(file_system)
+    warnings.warn(
+        f"the file system of {path} has no locks: if two runs save to one path, neither is told of the other, so let "
+        "every run save to a path of its own",
+        CheckpointWarning,
+        stacklevel=2,
+    )
 
 
 def _open(name: str, flags: int) -> int:

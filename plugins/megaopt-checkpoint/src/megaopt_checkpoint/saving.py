@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -112,7 +112,8 @@ def save_checkpoint(
         None; with `async_save`, a :class:`PendingSave` whose `result()` waits.
 
     Raises:
-        CheckpointError: it cannot be saved, with the same words on every rank; an older checkpoint is still there.
+        CheckpointError: it cannot be saved, with the same words on every rank, or it was called inside a step, as by
+            a signal handler; an older checkpoint is still there.
         CheckpointBusyError: somebody is saving to this path.
 
     Example:
@@ -133,10 +134,10 @@ def save_checkpoint(
     require_sides(scheduler, process_group, fqn, method="state_dict")
     ranks = Ranks(process_group)
     require_numbered(target, keep_last)
-    finish_param_sync(model)
-    tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks, fqn)
     begun: list[Staging] = []
-    with ExitStack() as held:
+    with nullcontext() if optimizer is None else optimizer.step_lock.saving(), ExitStack() as held:
+        finish_param_sync(model)
+        tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks, fqn)
         ranks.first(lambda: begun.append(begin(target, held)))
         removal = Removal(target, keep_last)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from attrs import frozen
 
 from megaopt_core.errors import CheckpointMismatchError
@@ -47,6 +48,7 @@ class SchedulerRestore:
         state = read_values(source, source.manifest.scheduler)
         if strict:
             _require_kind(source, scheduler, state)
+            _require_numbers(source, scheduler, state)
         return cls(source, scheduler, state)
 
     def write_settings(self, undo: list[Callable[[], None]]) -> None:
@@ -81,3 +83,29 @@ def _require_kind(source: Source, scheduler: Any, state: Any) -> None:
             "saved; scheduler=None loads none, and strict=False gives it the state as it is",
             path=source.name,
         )
+
+
+def _require_numbers(source: Source, scheduler: Any, state: Any) -> None:
+    """Raise where something else than a number stands for one that a scheduler of torch's computes with.
+
+    They take anything, and fail when they are stepped.
+    """
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        return
+    for way, value in _misfits("", scheduler.state_dict(), state):
+        raise CheckpointMismatchError(
+            f"{source.name} holds a state of {type(scheduler).__name__} in which {way.lstrip('.')} is {value!r:.60}, "
+            "and it is a number here; strict=False gives it the state as it is",
+            path=source.name,
+        )
+
+
+def _misfits(way: str, here: Any, there: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        for key in here.keys() & there.keys():
+            yield from _misfits(f"{way}.{key}", here[key], there[key])
+    elif isinstance(here, (list, tuple)) and isinstance(there, (list, tuple)):
+        for index, pair in enumerate(zip(here, there, strict=False)):
+            yield from _misfits(f"{way}.{index}", *pair)
+    elif isinstance(here, (int, float)) and not isinstance(there, (int, float, torch.Tensor)):
+        yield way, there

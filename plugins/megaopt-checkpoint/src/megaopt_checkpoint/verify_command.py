@@ -88,7 +88,7 @@ def _plugin(optimizer: str, plugins: dict[str, str]) -> str:
     distribution = plugins.get(optimizer)
     if not distribution:
         return ""
-    installed = get_registry().has_optimizer(optimizer)
+    installed = any(info.goes_by(distribution) for info in get_registry().plugins())
     return f", {distribution}" + ("" if installed else f" (not installed here: pip install {distribution})")
 
 

@@ -16,7 +16,7 @@ from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._routing import UNSHARDED, Routing
 from megaopt_core.sharding._elements import extent_of
 from megaopt_core.sharding._layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
-from megaopt_core.sharding._ownership import Owners, require_partition
+from megaopt_core.sharding._ownership import Owners, owners_of
 from megaopt_core.sharding._protocol import ParamLayout
 from megaopt_core.sharding._stage_specs import specs_of_stage
 
@@ -130,7 +130,7 @@ def strategy_layouts(
         specs = [spec for spec in stage if strategy_of[spec.group] == strategy]
         with get_registry().blaming("strategy", strategy):
             layout = get_registry().strategy(strategy).layout(specs, world, options)
-        owners = require_partition(strategy, layout, specs, world)
+        owners = owners_of(strategy, layout, specs, world)
         layouts[strategy] = layout
         if alike is not None:
             alike += _layouts_alike(strategy, owners, pgs, of_stage=buffers is None)

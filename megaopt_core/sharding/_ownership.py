@@ -16,7 +16,7 @@ from megaopt_core.sharding._cuts import cut_of
 from megaopt_core.sharding._layout import Peers, PieceSpec, World
 from megaopt_core.sharding._protocol import ParamLayout, spread_axes
 
-__all__ = ["Owners", "require_partition"]
+__all__ = ["Owners", "owners_of", "require_partition"]
 
 _MOST_SLICES = 2**18
 """Slices of parameters after which no further rank is asked for its own: a few seconds of work."""
@@ -80,9 +80,7 @@ def _words(key: _Key, owners: _Owners) -> str:
     return f"{', '.join(places)} has [{start}, {stop}) of {sizes} at {offsets}"
 
 
-def require_partition(
-    strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World
-) -> list[Owners]:
+def require_partition(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> None:
     """Raise unless the pieces of all ranks are a partition of every parameter that its optimizer can step.
 
     Pure: every rank looks at the pieces of all ranks, and nobody communicates. Ranks along the axes that divide the
@@ -105,13 +103,22 @@ def require_partition(
         specs: the parameters that it was given.
         world: number of ranks along each axis.
 
-    Returns:
-        Who owns what, of dense parameters and of those of experts: ranks must have it alike.
-
     Raises:
         OwnershipError: elements of a parameter are owned by no rank or more than once, peers do not fit, a cut is not
             aligned, a piece mixes groups or has another shape, a tensor is cut that must be whole, or a piece holds a
             parameter that the strategy was not given.
+    """
+    owners_of(strategy, layout, specs, world)
+
+
+def owners_of(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> list[Owners]:
+    """Return who owns what, of dense parameters and of those of experts; raises as :func:`require_partition` does.
+
+    Args:
+        strategy: its name, for errors.
+        layout: what it returned.
+        specs: the parameters that it was given.
+        world: number of ranks along each axis.
     """
     found = []
     for is_expert in (False, True):

@@ -1,5 +1,7 @@
 """Ranks whose layouts differ say so at the build, before anything is sent by them."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from megaopt_testing import temporary_plugin
@@ -7,7 +9,8 @@ from torch import nn
 
 from megaopt_core import build_optimizer, get_registry, hookimpl
 from megaopt_core.errors import MegaoptError
-from megaopt_core.sharding import World
+from megaopt_core.params import RankCoordinates
+from megaopt_core.sharding import PieceSpec, World
 
 layerwise = pytest.importorskip("megaopt_layerwise")
 pytestmark = [
@@ -50,7 +53,7 @@ class Turned:
     def __getattr__(self, name: str) -> object:
         return getattr(self.made, name)
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> Sequence[PieceSpec]:
         """Return the pieces of another rank."""
         return self.made.pieces({**rank, "dp": self.size - 1 - rank.get("dp", 0)})
 

@@ -144,7 +144,7 @@ def random_cuts(*seeds: int, **where: Any) -> Iterator[list[str]]:
     """
     with ExitStack() as patches:
         if "rank" in where:
-            patches.enter_context(mock.patch.object(layouts, "require_partition"))
+            patches.enter_context(mock.patch.object(layouts, "owners_of"))
             patches.enter_context(mock.patch.object(builder, "require_attached"))
         patches.enter_context(temporary_plugin(CutPlugin(seeds, **where), name="random-cuts"))
         yield [f"cut{seed}" for seed in seeds]

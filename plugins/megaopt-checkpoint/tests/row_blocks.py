@@ -114,7 +114,7 @@ class BlockPlugin:
 def row_blocks(ranks: int, rank: int) -> Iterator[None]:
     """Register the strategy for the time of a `with` block; this process stands for one rank of several."""
     with (
-        mock.patch.object(layouts, "require_partition"),
+        mock.patch.object(layouts, "owners_of"),
         mock.patch.object(builder, "require_attached"),
         temporary_plugin(BlockPlugin(ranks, rank), name="row-blocks"),
     ):

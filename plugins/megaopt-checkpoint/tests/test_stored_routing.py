@@ -229,7 +229,7 @@ class Resolver:
 
 
 @pytest.fixture
-def strangers(folder, monkeypatch) -> Iterator[Path]:
+def strangers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Let the checkpoint name a module that nobody has imported."""
     (folder.parent / "strangers_module.py").write_text("from torch.optim import AdamW as Class\n")
     monkeypatch.syspath_prepend(str(folder.parent))

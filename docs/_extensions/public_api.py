@@ -36,6 +36,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "megaopt_core.registry",
         "megaopt_core.execution",
     ),
+    "On the command line": ("megaopt_tools",),
     "Errors": ("megaopt_core.errors",),
 }
 """Headings of the overview, and the modules whose names stand under each."""

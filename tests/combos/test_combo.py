@@ -83,6 +83,9 @@ def test_every_environment_looks_at_what_is_installed() -> None:
     assert [line for line in runs if not any(part in line for part in looking)] == []
 
 
+@pytest.mark.skipif(
+    not (PLUGINS.parent / ".ci" / "run").exists(), reason="these tests run without the sources around them"
+)
 def test_every_trainer_has_an_environment_that_runs() -> None:
     """The folders of `tests/trainers`, the environments, and what continuous integration runs are the same."""
     root = PLUGINS.parent

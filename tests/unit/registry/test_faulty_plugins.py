@@ -366,7 +366,7 @@ def test_a_fallback_that_nobody_offers_is_told_with_whose_it_is(plugins) -> None
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_plugin_harms_no_other_and_is_named(plugins, fault) -> None:
-    """What others bring and no fault touches builds, steps and schedules; somewhere the faulty one is named."""
+    """Plugins that no fault touches build, step and schedule; some message names the faulty one."""
     plugins.install("good", GOOD)
     plugins.install("faulty", FAULTS[fault], version="6.6")
     plugins.install(

@@ -1,4 +1,4 @@
-"""What settings are called in torch's optimizers and in others' scripts."""
+"""Names that torch's optimizers and other scripts give to settings of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIXES = (
     *("adam", "adamw", "sgd", "muon", "adaptive_muon", "lion", "soap"),
     *("emerging", "heavyball", "po", "prodigyopt", "schedulefree", "torch", "torchao"),
 )
-"""What names of settings begin with that belong to one optimizer, or to the classes of one package."""
+"""Prefixes of settings that belong to one optimizer, or to the classes of one package."""
 
 _CALLED_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "adam_beta1": ("beta1",),
@@ -48,7 +48,7 @@ _CALLED_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "sharding": ("use_zero", "zero", "zero_optimization", "zero_stage"),
     "weight_decay": ("wd", "weight_decay"),
 }
-"""What a setting is called here to its names in torch's optimizers and in others' scripts."""
+"""Our name of a setting to its names in torch's optimizers and in other scripts."""
 
 FOREIGN_SETTINGS: Mapping[str, str] = {
     foreign: ours for ours, names in _CALLED_ELSEWHERE.items() for foreign in names

@@ -19,6 +19,8 @@ _WRAPPERS = {
     "DataParallel": ("torch.nn.parallel", "module"),
     "FullyShardedDataParallel": ("torch.distributed.fsdp", "_fsdp_wrapped_module"),
     "OptimizedModule": ("torch._dynamo", "_orig_mod"),
+    "_BaseDataParallel": ("megatron.core", "module"),
+    "Float16Module": ("megatron.core", "module"),
     "ActivationWrapper": ("torch.distributed.algorithms._checkpoint", "_checkpoint_wrapped_module"),
 }
 

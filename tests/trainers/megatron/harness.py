@@ -113,3 +113,83 @@ def batch(step: int, dp_rank: int = 0, sequences: int = 2) -> tuple[torch.Tensor
     positions = torch.arange(LENGTH).expand(sequences, LENGTH)
     mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)[None, None]
     return tokens, positions, mask
+
+
+def accept_cpu_types() -> None:
+    """Let Megatron's own optimizers, for comparison, take tensors of a CPU: they compare names of CUDA's types."""
+    name_of = torch.Tensor.type
+
+    def of_cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return name_of(self, *args, **kwargs)
+        return name_of(self).replace("torch.", "torch.cuda.")
+
+    torch.Tensor.type = of_cuda
+
+
+def wrapped(config: Any, *, tied: bool = True, seed: int = 5, **ddp_settings: Any) -> Any:
+    """Return this rank's part of a GPTModel in Megatron's `DistributedDataParallel`."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer.module import Float16Module
+
+    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+    model = gpt(config, tied=tied, first=first, last=last, seed=seed)
+    if config.bf16 or config.fp16:
+        model = Float16Module(config, model)
+    return DistributedDataParallel(config, DistributedDataParallelConfig(**ddp_settings), model)
+
+
+def _forward_step(batches: Any, model: Any) -> Any:
+    from megatron.core import parallel_state
+
+    tokens, positions, mask = batch(next(batches), parallel_state.get_data_parallel_rank())
+
+    def loss_of(output: torch.Tensor) -> Any:
+        loss = output.float().mean()
+        return loss, {"loss": loss.detach()}
+
+    return model(tokens, positions, mask, labels=tokens), loss_of
+
+
+def losses_of(
+    model: Any, optimizer: Any, steps: range, scheduler: Any = None, microbatches: int = 1
+) -> list[float]:
+    """Train as Megatron's `train_step` does, and return the loss of each step, the same on every rank."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.utils import get_model_config
+
+    config = get_model_config(model)
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    if model.ddp_config.overlap_grad_reduce:
+        config.no_sync_func = model.no_sync
+    run, losses = get_forward_backward_func(), []
+    for step in steps:
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        found = run(
+            forward_step_func=_forward_step,
+            data_iterator=iter([step * microbatches + micro for micro in range(microbatches)]),
+            model=[model],
+            num_microbatches=microbatches,
+            seq_length=LENGTH,
+            micro_batch_size=2,
+            forward_only=False,
+        )
+        updated, _, _ = optimizer.step()
+        if scheduler is not None and updated:
+            scheduler.step(increment=1)
+        mean = torch.zeros(1) + sum(float(each["loss"]) for each in found) / microbatches
+        if not parallel_state.is_pipeline_last_stage():
+            mean.zero_()
+        dist.all_reduce(mean)
+        copies = (
+            parallel_state.get_tensor_model_parallel_world_size()
+            * parallel_state.get_data_parallel_world_size()
+        )
+        losses.append(mean.item() / copies)
+    return losses

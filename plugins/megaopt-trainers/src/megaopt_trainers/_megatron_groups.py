@@ -11,7 +11,7 @@ from megaopt_core import ProcessGroupCollection
 from megaopt_core.errors import ParallelGroupError
 from megaopt_core.parallel import size_of
 
-__all__ = ["groups_of_megatron", "is_megatron"]
+__all__ = ["groups_from", "groups_of_megatron", "is_megatron"]
 
 _SHARED = (
     "tp",
@@ -57,8 +57,20 @@ def groups_of_megatron(model_chunks: Sequence[torch.nn.Module]) -> ProcessGroupC
     if not any(is_megatron(module) for chunk in model_chunks for module in chunk.modules()):
         return None
     sources = [*_collections(model_chunks), *_of_parallel_state()]
-    if not sources:
-        return None
+    return groups_from(sources) if sources else None
+
+
+def groups_from(sources: Sequence[Any]) -> ProcessGroupCollection:
+    """Return process groups as ours: each from the first of several collections that has it.
+
+    Args:
+        sources: Megatron's collections, or one that :meth:`ProcessGroupCollection.of` takes.
+
+    Raises:
+        ParallelGroupError: Megatron keeps weights in shards that are gathered for each use.
+    """
+    if not any(type(source).__module__.startswith("megatron.") for source in sources):
+        return ProcessGroupCollection.of(sources[0])
     found = {name: _first(sources, name) for name in (*_SHARED, *_PARTS, *_SHARDED_WEIGHTS)}
     for name in _SHARDED_WEIGHTS:
         if size_of(found.pop(name)) > 1:

@@ -29,6 +29,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "megaopt_fsdp",
         "megaopt_core.sharding",
     ),
+    "Under a trainer": ("megaopt_trainers.megatron",),
     "State and checkpoints": ("megaopt_checkpoint", "megaopt_core.state"),
     "Write a plugin": (
         "megaopt_core.plugin_api",

@@ -7,9 +7,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["batch", "gpt", "start", "transformer_config"]
+__all__ = ["MOE", "accept_cpu_types", "batch", "gpt", "losses_of", "start", "transformer_config", "wrapped"]
 
 VOCABULARY, LENGTH = 64, 16
+
+MOE = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_token_dispatcher_type": "allgather",
+    "moe_aux_loss_coeff": 0.0,
+    "add_bias_linear": False,
+}
+"""Settings of a mixture of experts."""
 
 
 class _Stream:

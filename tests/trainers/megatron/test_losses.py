@@ -17,14 +17,6 @@ ADAM = {
     "adam_beta2": 0.95,
 }
 
-MOE = {
-    "num_moe_experts": 4,
-    "moe_router_topk": 2,
-    "moe_token_dispatcher_type": "allgather",
-    "moe_aux_loss_coeff": 0.0,
-    "add_bias_linear": False,
-}
-
 
 def _build(is_ours: bool, model: Any, settings: dict[str, Any]) -> Any:
     if is_ours:
@@ -84,8 +76,8 @@ def _require_equal(found: list[tuple], tolerance: float) -> None:
         (4, {"tp": 2}, {}, {"use_distributed_optimizer": True}),
         (2, {"pp": 2}, {}, {}),
         (4, {"pp": 2}, {}, {"use_distributed_optimizer": True}),
-        (2, {"ep": 2}, MOE, {}),
-        (4, {"ep": 2}, MOE, {"use_distributed_optimizer": True}),
+        (2, {"ep": 2}, harness.MOE, {}),
+        (4, {"ep": 2}, harness.MOE, {"use_distributed_optimizer": True}),
         (
             2,
             {},

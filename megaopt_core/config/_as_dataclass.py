@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from megaopt_core.config._fields import core_field_info
+from megaopt_core.registry._registry import get_registry
 
 __all__ = ["DataclassFields", "DataclassParams"]
 
@@ -21,16 +22,27 @@ def _fields_of(made: Any) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(made)}
 
 
-class DataclassFields:
-    """`__dataclass_fields__`: the core's fields of the class; of a configuration also the plugin settings it was given.
+def _plugin_field(default: Any) -> Any:
+    if type(default).__hash__ is None:
+        return dataclasses.field(default_factory=lambda: default)
+    return dataclasses.field(default=default)
 
-    So `dataclasses.fields`, `replace` and `asdict` see what there is.
+
+class DataclassFields:
+    """`__dataclass_fields__`: of the class, the core's fields and the settings of installed plugins.
+
+    Of a configuration, the core's fields and the plugin settings that it was given. So `dataclasses.fields`, `replace`
+    and `asdict` see what there is, and a trainer that fills a configuration from its arguments leaves none out.
     """
 
     def __get__(self, config: Any, owner: type) -> dict[str, dataclasses.Field[Any]]:
         """Return the fields by name."""
-        given = [] if config is None else [(name, Any) for name in config.plugin_settings]
-        return {**_core_fields(), **_fields_of(dataclasses.make_dataclass("Given", given, kw_only=True))}
+        if config is None:
+            owned = get_registry().setting_owners().items()
+            plugin = [(name, info.field.type or Any, _plugin_field(info.default)) for name, info in owned]
+        else:
+            plugin = [(name, Any, dataclasses.field()) for name in config.plugin_settings]
+        return {**_core_fields(), **_fields_of(dataclasses.make_dataclass("Given", plugin, kw_only=True))}
 
 
 class DataclassParams:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import multiprocessing
 import warnings
 from typing import Any
 
@@ -58,6 +59,9 @@ def start(tp: int = 1, pp: int = 1, ep: int = 1) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     _without_cuda()
+    multiprocessing.current_process()._config["daemon"] = (
+        False  # Megatron's checkpoints are written by children
+    )
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import random
 
@@ -150,9 +154,7 @@ def wrapped(config: Any, *, tied: bool = True, seed: int = 5, **ddp_settings: An
 
 
 def _forward_step(batches: Any, model: Any) -> Any:
-    from megatron.core import parallel_state
-
-    tokens, positions, mask = batch(next(batches), parallel_state.get_data_parallel_rank())
+    tokens, positions, mask = batch(*next(batches))
 
     def loss_of(output: torch.Tensor) -> Any:
         loss = output.float().mean()
@@ -161,8 +163,24 @@ def _forward_step(batches: Any, model: Any) -> Any:
     return model(tokens, positions, mask, labels=tokens), loss_of
 
 
+def _batches(step: int, microbatches: int, *, global_batch: bool) -> list[tuple[int, int]]:
+    """Return step and place of each batch; `global_batch`: four a step, whatever the number of ranks."""
+    from megatron.core import parallel_state
+
+    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    if global_batch:
+        return [(step, place) for place in range(rank, 4, ranks)]
+    return [(step * microbatches + micro, rank) for micro in range(microbatches)]
+
+
 def losses_of(
-    model: Any, optimizer: Any, steps: range, scheduler: Any = None, microbatches: int = 1
+    model: Any,
+    optimizer: Any,
+    steps: range,
+    scheduler: Any = None,
+    microbatches: int = 1,
+    *,
+    global_batch: bool = False,
 ) -> list[float]:
     """Train as Megatron's `train_step` does, and return the loss of each step, the same on every rank."""
     import torch.distributed as dist
@@ -180,11 +198,12 @@ def losses_of(
     for step in steps:
         model.zero_grad_buffer()
         optimizer.zero_grad()
+        batches = _batches(step, microbatches, global_batch=global_batch)
         found = run(
             forward_step_func=_forward_step,
-            data_iterator=iter([step * microbatches + micro for micro in range(microbatches)]),
+            data_iterator=iter(batches),
             model=[model],
-            num_microbatches=microbatches,
+            num_microbatches=len(batches),
             seq_length=LENGTH,
             micro_batch_size=2,
             forward_only=False,
@@ -192,7 +211,7 @@ def losses_of(
         updated, _, _ = optimizer.step()
         if scheduler is not None and updated:
             scheduler.step(increment=1)
-        mean = torch.zeros(1) + sum(float(each["loss"]) for each in found) / microbatches
+        mean = torch.zeros(1) + sum(float(each["loss"]) for each in found) / len(batches)
         if not parallel_state.is_pipeline_last_stage():
             mean.zero_()
         dist.all_reduce(mean)

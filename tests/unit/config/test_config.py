@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from megaopt_core import OptimizerConfig
 from megaopt_core.config import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
+from megaopt_core.registry import get_registry
 
 DEFAULTS = {
     "lr": None,
@@ -316,13 +317,26 @@ def test_a_written_configuration_is_strict_json() -> None:
 def test_the_standard_library_takes_it_for_a_dataclass() -> None:
     """Trainers call `dataclasses.fields`, `replace` and `asdict` on configurations."""
     config = OptimizerConfig(lr=0.1, bf16=True)
-    assert [each.name for each in dataclasses.fields(OptimizerConfig)] == list(CORE_FIELD_NAMES)
+    listed = [each.name for each in dataclasses.fields(OptimizerConfig)]
+    assert listed == [*CORE_FIELD_NAMES, *get_registry().setting_owners()]
     assert {each.name: each.default for each in dataclasses.fields(config)} == DEFAULTS
     assert dataclasses.replace(config, lr=0.2) == config.replace(lr=0.2)
     assert dataclasses.asdict(config) == {**DEFAULTS, "lr": 0.1, "bf16": True}
     assert pprint.pformat(config) == repr(config)
     with pytest.raises(ConfigurationError, match="lr=-1"):
         dataclasses.replace(config, lr=-1)
+
+
+def test_a_configuration_is_filled_from_arguments_with_settings_of_plugins() -> None:
+    """A trainer loops over the class's fields; defaults are those of the settings."""
+    pytest.importorskip("megaopt_muon")
+    arguments = {"lr": 0.1, "muon_momentum": 0.5, "adam_eps": 1e-6, "batch_size": 8}
+    names = [each.name for each in dataclasses.fields(OptimizerConfig)]
+    config = OptimizerConfig(**{name: arguments[name] for name in names if name in arguments})
+    assert (config.lr, config.muon_momentum, config.adam_eps) == (0.1, 0.5, 1e-6)
+    fields = dataclasses.fields(OptimizerConfig)
+    defaults = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
+    assert {name: getattr(OptimizerConfig(), name) for name in defaults} == defaults
 
 
 def test_a_dataclass_of_plugin_settings_has_those_that_were_given() -> None:

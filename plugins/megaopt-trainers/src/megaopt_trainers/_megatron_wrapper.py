@@ -176,8 +176,19 @@ def wrap_megatron(chunks: Sequence[torch.nn.Module], process_groups: ProcessGrou
     Args:
         chunks: the model chunks; those without such a wrapper are left alone.
         process_groups: the process groups that they were wrapped with.
+
+    Raises:
+        ShardingError: a chunk is wrapped in Megatron's own FSDP.
     """
     for chunk in chunks:
         for module in chunk.modules():
-            if is_megatron(module) and hasattr(module, "ddp_config") and hasattr(module, "bucket_groups"):
+            if not is_megatron(module):
+                continue
+            if getattr(getattr(module, "ddp_config", None), "use_megatron_fsdp", False):
+                raise ShardingError(
+                    f"{type(module).__name__} keeps parameters and gradients in shards of its own, which no strategy "
+                    "of megaopt steps; wrap the model in DistributedDataParallel, or in Megatron's "
+                    "TorchFullyShardedDataParallel with sharding='fsdp'"
+                )
+            if hasattr(module, "bucket_groups"):
                 MegatronWrapper.of(module, process_groups)

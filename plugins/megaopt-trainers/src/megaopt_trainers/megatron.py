@@ -10,6 +10,7 @@ import torch
 from megaopt_core import MegatronOptimizer, ProcessGroupCollection
 from megaopt_core import get_megatron_optimizer as build
 from megaopt_core.params import chunks_of
+from megaopt_trainers._megatron_calls import with_megatron_calls
 from megaopt_trainers._megatron_config import as_config, as_overrides
 from megaopt_trainers._megatron_groups import groups_from, groups_of_megatron
 from megaopt_trainers._megatron_names import global_names
@@ -61,14 +62,16 @@ def get_megatron_optimizer(
     pgs = groups_of_megatron(chunks) if pg_collection is None else groups_from([pg_collection])
     pgs = pgs or ProcessGroupCollection.from_default()
     wrap_megatron(chunks, pgs)
-    return build(
+    names = fqn or global_names(chunks, pgs)
+    optimizer = build(
         as_config(config),
         chunks,
         as_overrides(config_overrides, chunks),
         use_gloo_process_groups,
         pgs,
         dump_param_to_param_group_map,
-        fqn=fqn or global_names(chunks, pgs),
+        fqn=names,
         example=example,
         routing=routing,
     )
+    return with_megatron_calls(optimizer, chunks, names)

@@ -1,4 +1,4 @@
-"""The plugin: process groups of models whose trainer keeps them."""
+"""The plugin: process groups of models whose trainer keeps them, and names of trainers' settings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ import torch
 
 from megaopt_core import ProcessGroupCollection, hookimpl
 
-__all__ = ["megaopt_api", "megaopt_process_groups"]
+__all__ = ["megaopt_advice", "megaopt_api", "megaopt_process_groups"]
 
 megaopt_api = "1"
+
+
+@hookimpl
+def megaopt_advice(name: str, kind: str) -> str | None:
+    """Say what a setting of a trainer's is called here, or where it is set.
+
+    Args:
+        name: what was given.
+        kind: what it was given as.
+    """
+    from megaopt_trainers._advice import MEGATRON
+
+    return f"; {MEGATRON[name]}" if kind == "setting" and name in MEGATRON else None
 
 
 @hookimpl

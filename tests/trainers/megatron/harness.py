@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["MOE", "accept_cpu_types", "batch", "gpt", "losses_of", "start", "transformer_config", "wrapped"]
+__all__ = [
+    "MOE",
+    "accept_cpu_types",
+    "batch",
+    "gpt",
+    "losses_of",
+    "start",
+    "transformer_config",
+    "without_cuda",
+    "wrapped",
+]
 
 VOCABULARY, LENGTH = 64, 16
 
@@ -38,8 +48,11 @@ def _on_cpu(make: Any) -> Any:
     return made
 
 
-def _without_cuda() -> None:
-    """Set aside the calls of Megatron's that need CUDA."""
+def without_cuda() -> None:
+    """Set aside the calls of Megatron's that need CUDA, and let its checkpoints be written by children of a rank."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    multiprocessing.current_process()._config["daemon"] = False
     cuda: Any = torch.cuda
     cuda.current_device = lambda: torch.device("cpu")
     for name in ("set_device", "synchronize"):
@@ -52,25 +65,20 @@ def _without_cuda() -> None:
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
     for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "zeros_like", "empty_like"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
+    from megatron.core.tensor_parallel import random
+
+    random.model_parallel_cuda_manual_seed = lambda *args, **kwargs: None
+    random.get_cuda_rng_tracker().fork = lambda *args, **kwargs: contextlib.nullcontext()
 
 
 def start(tp: int = 1, pp: int = 1, ep: int = 1) -> None:
     """Initialise Megatron's parallel state over the ranks that there are."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    _without_cuda()
-    multiprocessing.current_process()._config["daemon"] = (
-        False  # Megatron's checkpoints are written by children
-    )
+    without_cuda()
     from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import random
 
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep
     )
-    with contextlib.suppress(Exception):  # there is no CUDA generator to seed
-        random.model_parallel_cuda_manual_seed(1)
-    random.get_cuda_rng_tracker().fork = lambda *args, **kwargs: contextlib.nullcontext()
 
 
 def transformer_config(dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
@@ -158,7 +166,7 @@ def _forward_step(batches: Any, model: Any) -> Any:
 
     def loss_of(output: torch.Tensor) -> Any:
         loss = output.float().mean()
-        return loss, {"loss": loss.detach()}
+        return loss, {"loss": loss.detach().clone()}  # Megatron divides the loss in place
 
     return model(tokens, positions, mask, labels=tokens), loss_of
 

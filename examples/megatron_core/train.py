@@ -31,6 +31,8 @@ def build(args):
         tensor_model_parallel_size=args.tp,
         pipeline_model_parallel_size=args.pp,
         pipeline_dtype=torch.float32,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
         use_cpu_initialization=True,
         gradient_accumulation_fusion=False,
         finalize_model_grads_func=finalize_model_grads,

@@ -76,9 +76,10 @@ def start(tp: int = 1, pp: int = 1, ep: int = 1) -> None:
     without_cuda()
     from megatron.core import parallel_state
 
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep
-    )
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep
+        )
 
 
 def transformer_config(dtype: torch.dtype = torch.float32, **settings: Any) -> Any:

@@ -25,7 +25,7 @@ def _run(rank: int, size: int, *arguments: str) -> tuple[list[float], str]:
 def test_muon_learns_to_count(launch, size, arguments) -> None:
     """Its matrices are stepped by Muon, and the loss falls."""
     losses, printed = launch(_run, size, *arguments)[-1]
-    assert losses[-1] < losses[0] / 2
+    assert losses[-1] < losses[0] - 1
     assert "muon" in printed
 
 

@@ -59,7 +59,7 @@ __all__ = ["build_optimizer", "get_megatron_optimizer", "optimizer_from_routing"
 
 
 def build_optimizer(
-    model: torch.nn.Module | Sequence[torch.nn.Module],
+    model: torch.nn.Module | Sequence[torch.nn.Module] = (),
     optimizer: str = DEFAULT_OPTIMIZER,
     *,
     overrides: Mapping[ParamKey, ParamGroupOverride] | None = None,
@@ -100,6 +100,11 @@ def build_optimizer(
         >>> optimizer.step().update_successful
         True
     """
+    if isinstance(model, tuple) and not model:
+        raise ConfigurationError(
+            "build_optimizer() was called without a model. The Trainer of Hugging Face calls a factory so, and what "
+            "that returns with the model: optimizer_cls_and_kwargs=(lambda: build_optimizer, {...})"
+        )
     require_name(optimizer)
     chunks = chunks_of(model)
     config = OptimizerConfig(optimizer=optimizer, **with_prefixes(optimizer, settings))

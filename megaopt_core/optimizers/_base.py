@@ -69,6 +69,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     _live_state: LiveState | None = None
 
+    # `torch.compile` takes none of the methods that a training step may call apart (`_disable_dynamo`): their kernels
+    # are compiled already, and what they keep between steps is no graph.
+
     def __init__(
         self,
         parts: Sequence[OptimizerPart],
@@ -139,6 +142,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         self.__getstate__()
 
+    @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear `grad`, and `main_grad` where there is one.
 
@@ -163,7 +167,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     # A step, and its stages for trainers that drive them themselves.
 
-    @_disable_dynamo  # compiled, a step falls back to what it is: its kernels are compiled already
+    @_disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> StepResult:  # type: ignore[override]
         """Step every parameter once.
 
@@ -238,6 +242,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             return error
         return None
 
+    @_disable_dynamo
     @torch.no_grad()
     def prepare_grads(self) -> bool:
         """Collect, unscale and check gradients: the first half of :meth:`step`.
@@ -248,6 +253,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         with self.step_lock:
             return not self.gradients.are_finite(self._collect())
 
+    @_disable_dynamo
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:
         """Step with the gradients that :meth:`prepare_grads` collected, write back, synchronise parameters.
@@ -290,12 +296,14 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.record_writes()
 
+    @_disable_dynamo
     def finish_param_sync(self) -> None:
         """Return when parameters are up to date, or when the forward pass will wait for them."""
         with stage(self.config, "params-all-gather"):
             for part in self.parts:
                 part.sharded.finish_param_sync()
 
+    @_disable_dynamo
     @torch.no_grad()
     def get_grad_norm(self) -> float:
         """Return the L2 norm of the collected gradients over all ranks that hold a part of the model."""
@@ -306,6 +314,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """The norms that were measured last, the main one under None."""
         return self.gradients.norms
 
+    @_disable_dynamo
     @torch.no_grad()
     def clip_grad_norm(self, clip_grad: float) -> float:
         """Clip the collected gradients; the factor is applied by the next `step_with_ready_grads`.
@@ -321,6 +330,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         return self.gradients.clip(clip_grad)
 
+    @_disable_dynamo
     @torch.no_grad()
     def count_zeros(self) -> int:
         """Return how many elements of the collected gradients are zero, duplicates not counted."""
@@ -409,6 +419,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Show the state of parameters that were added or replaced."""
         self._live_state = LiveState(self.parts, self.names)
 
+    @_disable_dynamo
     def reload_model_params(self, state_dict: Mapping[str, torch.Tensor] | None = None) -> None:
         """Take the model's present values over into main parameters, after weights were loaded into the model.
 
@@ -430,6 +441,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.writes.record()
 
+    @_disable_dynamo
     def train(self, mode: bool = True) -> None:
         """Tell inner optimizers that have modes (schedule-free ones) that training goes on.
 
@@ -438,6 +450,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         self._switch_mode("train" if mode else "eval")
 
+    @_disable_dynamo
     def eval(self) -> None:
         """Tell inner optimizers that have modes that evaluation begins."""
         self._switch_mode("eval")
@@ -456,6 +469,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
                 self._start_sync(part)
             self._finish_sync()
 
+    @_disable_dynamo
     @torch.no_grad()
     def offload_to_cpu(self) -> None:
         """Move states and main parameters to CPU memory until :meth:`restore_from_cpu`, as between phases of a run.
@@ -473,6 +487,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             part.runner.offload(part)
             part.changes.forget()
 
+    @_disable_dynamo
     @torch.no_grad()
     def restore_from_cpu(self) -> None:
         """Move back what :meth:`offload_to_cpu` moved, to where it was; nothing to do where nothing was moved."""
@@ -480,6 +495,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             part.runner.restore(part)
             part.changes.forget()
 
+    @_disable_dynamo
     def check(self, model: torch.nn.Module | Sequence[torch.nn.Module] | None = None) -> tuple[str, ...]:
         """Return what no longer fits between this optimizer, its model and other ranks; empty when all is well.
 
@@ -524,6 +540,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.changes.exact = exact
 
+    @_disable_dynamo
     def report(self, *, after_step: bool = False, full: bool = False) -> OptimizerReport:
         """Return every parameter with its optimizer, plugin, lr, weight decay and reason: the proof of what this is.
 
@@ -544,6 +561,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Return the optimizer as torch.distributed.checkpoint knows it, for loops that call `dcp.save` themselves."""
         return OptimizerCheckpointState(self)
 
+    @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """Return the state in torch's schema, with `param_names` in every group.
 
@@ -561,6 +579,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             state_dict = state_dict if replaced is None else replaced
         return state_dict
 
+    @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Load what :meth:`state_dict` returned: by name where both have names, else by position.
 
@@ -572,8 +591,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
             strict: every parameter must be in the state dict and the other way round.
 
         Raises:
+            OwnershipError: a parameter of the model has another shape, dtype or device than at the build.
             StateDictError: names or shapes do not fit.
         """
+        if self.late is not None:
+            self.late.look.require_unchanged()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 import torch
+from torch._compile import _disable_dynamo
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError
@@ -101,6 +102,7 @@ class ChainedOptimizer(MegatronOptimizer):
         """Whether children were built for models of their own, which this one was not."""
         return any(child.watched_model.chunks for child in self.chained_optimizers)
 
+    @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of every child, with the buffers of the model that it was built for.
 

@@ -10,6 +10,7 @@ from attrs import define, field
 
 from megaopt_core.config._group_values import GroupChecks
 from megaopt_core.errors import ConfigurationError, UnsupportedOperationError
+from megaopt_core.params._parts import is_dtensor
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -59,6 +60,13 @@ class GroupSettings:
         name = type(self.inner).__name__
         self._require_unwritten(name)
         if self._member_ids != [list(map(id, group["params"])) for group in self.groups]:
+            if any(is_dtensor(param) for group in self.groups for param in group["params"]):
+                raise UnsupportedOperationError(
+                    f"the parameters of a group of {name} were switched for DTensors: the model was sharded after its "
+                    "optimizer was built, as accelerate and the Trainer of Hugging Face do it. Build it there by "
+                    "megaopt_fsdp.build_before_sharding(model, ...), which follows; elsewhere, build it from the "
+                    "sharded model"
+                )
             raise UnsupportedOperationError(
                 f"the parameters of a group of {name} were changed by hand, which changes nothing that is stepped. "
                 "Freeze what is not to be stepped (requires_grad_(False)); what is added to the model or unfrozen is "

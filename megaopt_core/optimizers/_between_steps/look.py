@@ -25,8 +25,8 @@ _CHANGED = {
     ".bfloat16()) before building its optimizer",
     "device": "is on {now} now and was on {before} when its optimizer was built, which keeps its states there: move "
     "the model (.to(device), .cuda()) before building its optimizer",
-    "shape": "has shape {now} now and had {before} when its optimizer was built, whose states have that one: give its "
-    "module a new torch.nn.Parameter and build the optimizer anew",
+    "shape": "has shape {now} now and had {before} when its optimizer was built, whose states have that one: resize "
+    "the model (resize_token_embeddings()) before building its optimizer, or build it anew",
 }
 """What of a stepped parameter stays as it was at the build, whatever memory it is given, and what is said if not."""
 

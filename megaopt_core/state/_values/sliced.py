@@ -55,9 +55,14 @@ class SlicedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override] # torch annotates it without `cls` and `func`
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Refuse: there is nothing to compute with, except that detaching changes nothing."""
+        """Refuse: there is nothing to compute with; a trainer may detach it, copy it, or move it to a device."""
         if func is torch.ops.aten.detach.default:
             return args[0]
+        given = kwargs or {}
+        if func is torch.ops.aten.clone.default or (
+            func is torch.ops.aten._to_copy.default and given.get("dtype") in (None, args[0].dtype)
+        ):
+            return args[0].copied(given.get("device"))
         raise UnsupportedOperationError(
             f"{func} is not possible on a slice of a sharded tensor; save and load it with torch.distributed.checkpoint"
         )
@@ -91,13 +96,18 @@ class SlicedTensor(torch.Tensor):
                 return self.local(index)
         raise LookupError(f"this rank holds no box of {list(sizes)} at {list(offsets)}, but {self!r}")
 
-    def copied(self) -> SlicedTensor:
-        """Return the same boxes in CPU memory of their own."""
+    def copied(self, device: torch.device | None = None) -> SlicedTensor:
+        """Return the same boxes in memory of their own.
+
+        Args:
+            device: where; None: where they are.
+        """
+        device = device or self.device
         held: list[_Held] = []
         for index, chunk in enumerate(self.chunks):
-            box = self.local(index).detach().to("cpu", copy=True)
+            box = self.local(index).detach().to(device, copy=True)
             held.append((Chunk(chunk.offsets, chunk.sizes, 0, box.numel()), box.flatten))
-        return SlicedTensor(self.shape, self.dtype, torch.device("cpu"), held)
+        return SlicedTensor(self.shape, self.dtype, device, held)
 
     def read_once(self) -> SlicedTensor:
         """Return the same boxes, kept once read: what torch writes into them stays, also where they are computed."""

@@ -19,6 +19,7 @@ from megaopt_testing import temporary_plugin
 from torch.distributed.fsdp import fully_shard
 
 from megaopt_core import ChainedOptimizer, MegatronOptimizer
+from megaopt_core.errors import UnsupportedOperationError
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 KINDS = ("adam", "muon", "newcomer")
@@ -91,3 +92,21 @@ def test_without_sharding_it_is_the_optimizer_that_it_was_built_as() -> None:
         train(model, optimizer, range(2))
         runs.append({name: param.detach().clone() for name, param in model.named_parameters()})
     assert all(torch.equal(value, runs[1][name]) for name, value in runs[0].items())
+
+
+def switched_without_following(rank: int, size: int) -> str:
+    """Return the error of a step whose groups were given DTensors, as accelerate does it."""
+    model = whole_model()
+    optimizer = build(model, "adam", alone())
+    shard_and_switch(model, optimizer, mesh_of(dp=size))
+    with pytest.raises(UnsupportedOperationError) as caught:
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_the_error_names_the_door_for_models_that_are_sharded_later(launch) -> None:
+    """Built by `build_optimizer`, it cannot follow."""
+    (said,) = set(launch(switched_without_following, 2))
+    assert said.startswith("the parameters of a group of ")
+    assert "were switched for DTensors: the model was sharded after its optimizer was built" in said
+    assert "megaopt_fsdp.build_before_sharding(model, ...)" in said

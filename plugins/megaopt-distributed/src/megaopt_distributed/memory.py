@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,9 @@ from megaopt_distributed.gathering import GatheredBucket, Gathering
 from megaopt_distributed.layout import LayoutInBuffers
 
 __all__ = ["FlatMemory", "memory_of"]
+
+type _Twins = tuple[torch.nn.Parameter, Sequence[torch.nn.Parameter]]
+"""A parameter and the other parameter objects that share its memory."""
 
 
 class FlatMemory(Protocol):
@@ -64,14 +67,17 @@ class OwnMemory:
     model: LiveModel
     pgs: ProcessGroupCollection
     _data: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
-    _address: dict[str, int] = field(factory=dict, init=False)
+    _views: dict[str, torch.Tensor] = field(factory=dict, init=False)
+    _twins: Sequence[_Twins] = field(init=False)
     gathering: Gathering = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         for chunk in self.model.chunks:
             _require_order_of_buckets(chunk)
         # Moving parameters takes twins apart; which they are is known only before.
-        twins = [(entry.param, entry.twins) for chunk in self.model.chunks for entry in named_params(chunk)]
+        self._twins = [
+            (entry.param, entry.twins) for chunk in self.model.chunks for entry in named_params(chunk)
+        ]
         buckets = []
         rank = self.model.rank
         for key, buffer in self.layout.buffers(rank).items():
@@ -80,7 +86,7 @@ class OwnMemory:
                 continue
             data = move_into(buffer, params)
             self._data[key] = data
-            self._address.update((name, param.data_ptr()) for name, param in params.items())
+            self._views.update((name, param.data) for name, param in params.items())
             comm = communicator(self.pgs.shard_group(is_expert=key.is_expert), data.device)
             reduction = Reduction(
                 comm, communicator(None, data.device), scatter=False, average=False, factor=1.0
@@ -91,7 +97,10 @@ class OwnMemory:
                 bucket = Bucket({}, reduction, param_data=data[start:stop], share_ends=ends)
                 buckets.append(GatheredBucket(bucket, key, start, frozenset(groups)))
         self.gathering = Gathering(buckets)
-        for param, others in twins:
+        self._join_twins()
+
+    def _join_twins(self) -> None:
+        for param, others in self._twins:
             for twin in others:
                 twin.data = param.data
 
@@ -117,15 +126,34 @@ class OwnMemory:
         """Wait for a wrapper of ours that all-reduces; other engines have reduced during backward.
 
         Raises:
-            UnsupportedOperationError: a parameter has left the flat memory, so that a step would not reach it.
+            UnsupportedOperationError: a parameter has left the flat memory for another dtype or device.
         """
-        for name, address in self._address.items():
-            if self.model.params[name].data_ptr() != address:
-                raise UnsupportedOperationError(
-                    f"{name!r} is no longer in the memory that its sharding strategy gave it: convert or move the "
-                    "model (.to(), .half(), .cuda(), load_state_dict(assign=True)) before its optimizer is built"
-                )
+        self._take_back()
         finish_grad_sync(self.model.chunks)
+
+    @torch.no_grad()
+    def _take_back(self) -> None:
+        """Bring parameters that were given other memory back into the flat memory, which is what a step reaches.
+
+        `model.to("cpu:0")`, which trainers call on each model that they are given, copies what is on "cpu".
+        """
+        params = {name: self.model.params[name] for name in self._views}
+        left = {
+            name: param for name, param in params.items() if param.data_ptr() != self._views[name].data_ptr()
+        }
+        for name, param in left.items():
+            view = self._views[name]
+            if (param.dtype, param.device, param.shape) != (view.dtype, view.device, view.shape):
+                raise UnsupportedOperationError(
+                    f"{name!r} is no longer in the memory that its sharding strategy gave it: it is {param.dtype} on "
+                    f"{param.device} now, and was {view.dtype} on {view.device}. Convert or move the model (.to(), "
+                    ".half(), .cuda()) before its optimizer is built"
+                )
+        for name, param in left.items():
+            param.data = self._views[name].copy_(param)
+        if left:
+            torch.autograd.graph.increment_version(left.values())
+            self._join_twins()
 
     def finish_param_sync(self) -> None:
         """Wait for everything that is being gathered."""

@@ -14,6 +14,7 @@ __all__ = [
     "batch",
     "gpt",
     "losses_of",
+    "mark_for_muon",
     "start",
     "transformer_config",
     "without_cuda",
@@ -109,7 +110,15 @@ def transformer_config(dtype: torch.dtype = torch.float32, **settings: Any) -> A
     return TransformerConfig(**given | settings)
 
 
-def gpt(config: Any, *, tied: bool = True, first: bool = True, last: bool = True, seed: int = 5) -> Any:
+def gpt(
+    config: Any,
+    *,
+    tied: bool = True,
+    first: bool = True,
+    last: bool = True,
+    seed: int = 5,
+    positions: str = "learned_absolute",
+) -> Any:
     """Return a GPTModel: all of it, or one pipeline stage."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -125,7 +134,21 @@ def gpt(config: Any, *, tied: bool = True, first: bool = True, last: bool = True
         pre_process=first,
         post_process=last,
         share_embeddings_and_output_weights=tied,
+        position_embedding_type=positions,
     ).to(config.params_dtype)
+
+
+def mark_for_muon(model: Any) -> None:
+    """Set the attributes by which Megatron's models say which weights are matrices, and how queries and keys lie."""
+    config = model.config
+    groups = config.num_query_groups or config.num_attention_heads
+    head = config.kv_channels
+    for name, param in model.named_parameters():
+        if param.dim() == 2 and ".linear_" in name:
+            param.use_muon = True
+        if name.endswith("linear_qkv.weight"):
+            param.is_qkv = True
+            param.qkv_split_shapes = [config.num_attention_heads // groups * head, head, head]
 
 
 def batch(step: int, dp_rank: int = 0, sequences: int = 2) -> tuple[torch.Tensor, ...]:
@@ -149,14 +172,16 @@ def accept_cpu_types() -> None:
     torch.Tensor.type = of_cuda
 
 
-def wrapped(config: Any, *, tied: bool = True, seed: int = 5, **ddp_settings: Any) -> Any:
+def wrapped(
+    config: Any, *, tied: bool = True, seed: int = 5, positions: str = "learned_absolute", **ddp_settings: Any
+) -> Any:
     """Return this rank's part of a GPTModel in Megatron's `DistributedDataParallel`."""
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module
 
     first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    model = gpt(config, tied=tied, first=first, last=last, seed=seed)
+    model = gpt(config, tied=tied, first=first, last=last, seed=seed, positions=positions)
     if config.bf16 or config.fp16:
         model = Float16Module(config, model)
     return DistributedDataParallel(config, DistributedDataParallelConfig(**ddp_settings), model)

@@ -22,11 +22,11 @@ def _run(rank: int, size: int, *arguments: str) -> tuple[list[float], str]:
 
 
 @pytest.mark.parametrize(("size", "arguments"), [(2, ("--layer-wise",)), (4, ("--tp", "2"))])
-def test_muon_learns_to_count(launch, size, arguments) -> None:
-    """Its matrices are stepped by Muon, and the loss falls."""
+def test_it_learns_to_count(launch, size, arguments) -> None:
+    """The loss falls, and the report is printed on the last rank."""
     losses, printed = launch(_run, size, *arguments)[-1]
     assert losses[-1] < losses[0] - 1
-    assert "muon" in printed
+    assert printed.endswith(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} in the end\n")
 
 
 def test_it_goes_on_from_its_checkpoint(launch, tmp_path: Path) -> None:

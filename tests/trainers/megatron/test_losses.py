@@ -4,6 +4,7 @@ from typing import Any
 
 import harness
 import pytest
+import torch
 
 pytestmark = pytest.mark.distributed
 
@@ -54,7 +55,11 @@ def _losses(rank: int, size: int, parallel: dict, settings: dict, model: dict, d
     harness.accept_cpu_types()
     found = []
     for is_ours in (False, True):
-        chunk = harness.wrapped(harness.transformer_config(**model), **ddp)
+        # Megatron's Muon steps learned position embeddings, ours leaves them to Adam.
+        positions = "learned_absolute" if settings["optimizer"] == "adam" else "rope"
+        chunk = harness.wrapped(harness.transformer_config(**model), positions=positions, **ddp)
+        if is_ours:
+            harness.mark_for_muon(chunk)
         optimizer = _build(is_ours, chunk, settings)
         found.append(harness.losses_of(chunk, optimizer, STEPS, _scheduler(is_ours, optimizer)))
     return tuple(found)
@@ -97,3 +102,39 @@ def test_adam(launch, size, parallel, model, ddp) -> None:
     shared = ("use_distributed_optimizer", "overlap_param_gather")
     settings = ADAM | {name: ddp.get(name, False) for name in shared}
     _require_equal(launch(_losses, size, parallel, settings, model, ddp), 1e-6)
+
+
+@pytest.mark.parametrize(("size", "parallel"), [(2, {}), (4, {"tp": 2})], ids=str)
+def test_muon(launch, size, parallel) -> None:
+    """In fp32, with products in fp32, tensor parallelism as Megatron does it: block by block."""
+    settings = ADAM | {"optimizer": "muon", "muon_fp32_matmul_prec": "highest"}
+    _require_equal(launch(_losses, size, parallel, settings, {}, {}), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_adam_in_16_bits(launch, dtype) -> None:
+    """Without clipping, bit for bit at first; one last bit that differs then flips a rounding, and so the losses."""
+    settings = ADAM | {"clip_grad": 0.0, dtype: True, "initial_loss_scale": 2.0**12}
+    model = {"dtype": torch.bfloat16 if dtype == "bf16" else torch.float16}
+    for theirs, ours in launch(_losses, 2, {}, settings, model, {"grad_reduce_in_fp32": True}):
+        assert ours[:8] == pytest.approx(theirs[:8], rel=1e-6)
+        assert theirs[7] < theirs[0]
+
+
+LAYER_WISE = {"use_layer_wise_distributed_optimizer": True}
+
+
+def _layer_wise(rank: int, size: int, parallel: dict, settings: dict) -> list[float]:
+    harness.start(**parallel)
+    chunk = harness.wrapped(harness.transformer_config(), positions="rope")
+    harness.mark_for_muon(chunk)
+    optimizer = _build(True, chunk, settings)
+    return harness.losses_of(chunk, optimizer, STEPS, _scheduler(True, optimizer))
+
+
+def test_layer_wise_muon(launch) -> None:
+    """Owners step whole matrices of Megatron's wrapped model; losses are those of every rank stepping all."""
+    settings = ADAM | {"optimizer": "muon", "muon_fp32_matmul_prec": "highest"}
+    whole = launch(_layer_wise, 2, {}, settings)
+    owned = launch(_layer_wise, 2, {}, settings | LAYER_WISE)
+    assert owned == [pytest.approx(each, rel=1e-6) for each in whole]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -215,10 +214,17 @@ class MegatronCalls(MegatronOptimizer):
         method(filename)
 
 
-@cache
+_classes: dict[type[MegatronOptimizer], type[MegatronOptimizer]] = {}
+"""Class of a built optimizer to the one that has Megatron's calls too."""
+
+
 def _class_with_calls(kind: type[MegatronOptimizer]) -> type[MegatronOptimizer]:
-    about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (MegatronCalls, kind), about)
+    if issubclass(kind, MegatronCalls):
+        return kind
+    if kind not in _classes:
+        about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        _classes[kind] = type(kind.__name__, (MegatronCalls, kind), about)
+    return _classes[kind]
 
 
 def with_megatron_calls(

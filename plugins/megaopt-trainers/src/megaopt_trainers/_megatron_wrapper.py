@@ -125,7 +125,7 @@ class MegatronWrapper(torch.nn.Module):
                 yield BufferKey(buffer.param_dtype, buffer.grad_dtype, is_expert, managed), buffer
 
     def _live(self, ddp: Any, buffers: dict[BufferKey, Any]) -> dict[BufferKey, _Buffer]:
-        groups = {}
+        groups: dict[int, _BucketGroup] = {}
         for theirs in (*ddp.bucket_groups, *ddp.expert_parallel_bucket_groups):
             group = _BucketGroup(theirs, self.forward_waits)
             groups.update((id(bucket), group) for bucket in theirs.buckets)

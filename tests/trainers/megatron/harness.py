@@ -13,6 +13,7 @@ __all__ = [
     "accept_cpu_types",
     "batch",
     "gpt",
+    "hybrid",
     "losses_of",
     "mark_for_muon",
     "start",
@@ -138,6 +139,41 @@ def gpt(
     ).to(config.params_dtype)
 
 
+def hybrid(config: Any, *, seed: int = 5) -> Any:
+    """Return a HybridModel of attention and MLP layers, of Megatron's layers that need no Transformer Engine."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.hybrid import hybrid_block
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+    from megatron.core.ssm.mlp_layer import MLPLayer
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+    torch.manual_seed(seed)
+    layer = get_gpt_layer_local_spec().submodules
+    attention = TransformerLayerSubmodules(
+        input_layernorm=layer.input_layernorm,
+        self_attention=layer.self_attention,
+        self_attn_bda=layer.self_attn_bda,
+    )
+    mlp = TransformerLayerSubmodules(
+        pre_mlp_layernorm=layer.pre_mlp_layernorm, mlp=layer.mlp, mlp_bda=layer.mlp_bda
+    )
+    layers = hybrid_block.HybridStackSubmodules(
+        attention_layer=ModuleSpec(module=TransformerLayer, submodules=attention),
+        mlp_layer=ModuleSpec(module=MLPLayer, submodules=mlp),
+    )
+    hybrid_block.TENorm = WrappedTorchNorm
+    return HybridModel(
+        config,
+        ModuleSpec(module=hybrid_block.HybridStack, submodules=layers),
+        vocab_size=VOCABULARY,
+        max_sequence_length=LENGTH,
+        hybrid_layer_pattern="*-*-",
+        position_embedding_type="rope",
+    )
+
+
 def mark_for_muon(model: Any) -> None:
     """Set the attributes by which Megatron's models say which weights are matrices, and how queries and keys lie."""
     config = model.config
@@ -173,15 +209,21 @@ def accept_cpu_types() -> None:
 
 
 def wrapped(
-    config: Any, *, tied: bool = True, seed: int = 5, positions: str = "learned_absolute", **ddp_settings: Any
+    config: Any,
+    *,
+    model: Any = None,
+    tied: bool = True,
+    seed: int = 5,
+    positions: str = "learned_absolute",
+    **ddp_settings: Any,
 ) -> Any:
-    """Return this rank's part of a GPTModel in Megatron's `DistributedDataParallel`."""
+    """Return this rank's part of a model in Megatron's `DistributedDataParallel`; None: of a GPTModel."""
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module
 
     first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    model = gpt(config, tied=tied, first=first, last=last, seed=seed, positions=positions)
+    model = model or gpt(config, tied=tied, first=first, last=last, seed=seed, positions=positions)
     if config.bf16 or config.fp16:
         model = Float16Module(config, model)
     return DistributedDataParallel(config, DistributedDataParallelConfig(**ddp_settings), model)

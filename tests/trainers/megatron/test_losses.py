@@ -138,3 +138,30 @@ def test_layer_wise_muon(launch) -> None:
     whole = launch(_layer_wise, 2, {}, settings)
     owned = launch(_layer_wise, 2, {}, settings | LAYER_WISE)
     assert owned == [pytest.approx(each, rel=1e-6) for each in whole]
+
+
+def _hybrid(rank: int, size: int, settings: dict, ddp: dict) -> tuple:
+    harness.start()
+    harness.accept_cpu_types()
+    found = []
+    for is_ours in (False, True):
+        config = harness.transformer_config(num_layers=4)
+        chunk = harness.wrapped(config, model=harness.hybrid(config), **ddp)
+        if is_ours:
+            harness.mark_for_muon(chunk)
+        optimizer = _build(is_ours, chunk, settings)
+        found.append(harness.losses_of(chunk, optimizer, STEPS, _scheduler(is_ours, optimizer)))
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ddp"),
+    [
+        ({"use_distributed_optimizer": True}, {"use_distributed_optimizer": True}),
+        ({"optimizer": "muon", "muon_fp32_matmul_prec": "highest"}, {}),
+    ],
+    ids=str,
+)
+def test_a_hybrid_model(launch, settings, ddp) -> None:
+    """Of attention and MLP layers: Mamba's need CUDA."""
+    _require_equal(launch(_hybrid, 2, ADAM | settings, ddp), 1e-6)

@@ -75,7 +75,10 @@ class _WrappedOptimizer(MegatronOptimizer):
         precision = precision_policy(config, entry, name)
         pgs = ProcessGroupCollection.of(process_groups)
         names: dict[torch.nn.Parameter, str] = _names(optimizer)
-        public = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
+        public = [
+            {**group, "params": list(group["params"]), "param_names": [names[p] for p in group["params"]]}
+            for group in optimizer.param_groups
+        ]
         pieces = [
             Piece(PieceSpec.of(_shard(names[param], param), index), param, (param,))
             for index, group in enumerate(public)

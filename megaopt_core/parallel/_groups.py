@@ -30,7 +30,7 @@ AXES = ("pp", "dp", "dp_replicate", "tp", "ep", "expert_dp", "expert_dp_replicat
 
 MESH_DIMS: Mapping[str, str] = {
     **{name: name for name in ("tp", "pp", "cp", "dp", "ep")},
-    **dict.fromkeys(("dp_shard", "fsdp", "shard", "dp_shard_mod_ep", "data_parallel"), "dp"),
+    **dict.fromkeys(("dp_shard", "fsdp", "shard", "efsdp", "dp_shard_mod_ep", "data_parallel"), "dp"),
     **dict.fromkeys(("dp_replicate", "replicate", "ddp"), "dp_replicate"),
     "dp_shard_in_ep": "ep",
     "tensor_parallel": "tp",
@@ -160,7 +160,7 @@ class ProcessGroupCollection:
         The combined groups (`dp_cp`, `mp`, `tp_ep_pp`) are flattened from the dimensions that exist. With a dimension
         `dp_replicate` beside `dp` (HSDP) the ranks along `dp` share one instance of a sharded optimizer out, and those
         along `dp_replicate` have whole copies of it. Other names that FSDP2 and its trainers use are read too:
-        `dp_shard`, `fsdp`, `shard`, `dp_shard_mod_ep` and `data_parallel` for `dp`, `dp_shard_in_ep` for `ep`,
+        `dp_shard`, `fsdp`, `shard`, `efsdp`, `dp_shard_mod_ep` and `data_parallel` for `dp`, `dp_shard_in_ep` for `ep`,
         `replicate` and `ddp` for `dp_replicate`, `tensor_parallel` for `tp`.
 
         Args:

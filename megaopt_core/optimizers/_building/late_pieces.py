@@ -66,6 +66,7 @@ def add_to(
     part.stepped = [*part.stepped, tensor]
     part.counting = {**part.counting, info.name: counting}
     part.groups[group]["params"].append(param)
+    part.groups[group]["param_names"].append(info.name)
     part.inner.param_groups[group]["params"].append(tensor)
     part.watch_again()
 

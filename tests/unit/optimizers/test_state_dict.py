@@ -478,3 +478,33 @@ def test_settings_of_groups_that_have_become_one_are_named(build, give) -> None:
     with pytest.warns(UserWarning, match=r"group 0: lr=0\.1 stays \(0\.001, 0\.005\)"):
         loaded.load_state_dict(saved.state_dict())
     assert (loaded.param_groups[0]["lr"], loaded.param_groups[0]["eps"]) == (0.1, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "overrides", "settings"), CASES)
+def test_live_groups_have_the_names_that_a_state_dict_has(
+    mlp, build, give, dtype, overrides, settings
+) -> None:
+    """As torch's have, so that a state dict that somebody has flattened by name finds its way back."""
+    model = mlp(dtype)
+    optimizer = build(model, overrides=overrides, **settings)
+    _train(model, optimizer, give, range(1))
+    names = {param: name for name, param in model.named_parameters()}
+    live = [group["param_names"] for group in optimizer.param_groups]
+    assert live == [[names[param] for param in group["params"]] for group in optimizer.param_groups]
+    assert live == [group["param_names"] for group in optimizer.state_dict()["param_groups"]]
+
+
+def test_live_groups_name_what_was_wrapped_or_began_to_train(mlp, build, give) -> None:
+    """The name that the optimizer knows it by."""
+    wrapped = FP32Optimizer(torch.optim.AdamW(mlp().parameters()), OptimizerConfig())
+    model = mlp()
+    model[0].weight.requires_grad_(requires_grad=False)
+    late = build(model)
+    model[0].weight.requires_grad_()
+    give(model)
+    with pytest.warns(UserWarning, match=r"'0\.weight' trains since"):
+        late.step()
+    assert "0.weight" in {name for group in late.param_groups for name in group["param_names"]}
+    for optimizer in (wrapped, late):
+        for group in optimizer.param_groups:
+            assert group["param_names"] == [optimizer.names[param] for param in group["params"]]

@@ -29,7 +29,12 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "megaopt_fsdp",
         "megaopt_core.sharding",
     ),
-    "Under a trainer": ("megaopt_trainers.megatron",),
+    "Under a trainer": (
+        "megaopt_trainers.megatron",
+        "megaopt_trainers.midrun",
+        "megaopt_trainers.peft",
+        "megaopt_trainers.timm",
+    ),
     "State and checkpoints": ("megaopt_checkpoint", "megaopt_core.state"),
     "Write a plugin": (
         "megaopt_core.plugin_api",

@@ -42,6 +42,7 @@ COMBOS = {
     "models": {"roles"},
     "examples": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
     "trainers-megatron": TRAINERS,
+    "trainers-hub": TRAINERS,
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing", "tools"},
     "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "long": EVERY - {"tools"},

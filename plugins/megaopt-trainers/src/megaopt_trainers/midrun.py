@@ -1,0 +1,104 @@
+"""A run that goes on with another optimizer: from one of torch's to one of megaopt, which may be of another kind."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+
+from megaopt_core import MegatronOptimizer
+from megaopt_core.errors import ConfigurationError
+
+__all__ = ["TakenOver", "take_over"]
+
+
+@frozen
+class TakenOver:
+    """The parameters of a run that has changed its optimizer, by name; printed, it is two lines.
+
+    Args:
+        kept: those whose whole state goes on.
+        anew: those with a state that the old optimizer does not have; they keep the settings of the new one.
+    """
+
+    kept: tuple[str, ...]
+    anew: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the lines."""
+        lines = ((self.kept, "goes on"), (self.anew, "begins anew"))
+        return "\n".join(f"state of {len(names)} parameters {what}: {_few(names)}" for names, what in lines)
+
+
+@torch.no_grad()
+def take_over(optimizer: MegatronOptimizer, old: torch.optim.Optimizer) -> TakenOver:
+    """Go on in mid-run from the state of a torch optimizer of the same parameters.
+
+    Everything that both keep for a parameter is copied, by identity of the parameter: AdamW's moments and step counts
+    go on in our adam, and in the part of muon that is Adam. Groups all of whose state goes on take over learning rates
+    and other settings, too; groups of which some begins anew, such as Muon's matrices, keep their own.
+
+    Args:
+        optimizer: the new one, built from the model.
+        old: the old one, made from the same model as before and loaded with its checkpoint (`old.load_state_dict`, or
+            torch's `set_optimizer_state_dict`). It is not changed.
+
+    Returns:
+        The names whose state goes on, and those whose state begins anew.
+
+    Raises:
+        ConfigurationError: the two step other parameters; nothing has been changed.
+        StateDictError: a state does not fit; nothing has been changed.
+
+    Example:
+        >>> import torch
+        >>> from megaopt_core import build_optimizer
+        >>> from megaopt_trainers.midrun import take_over
+        >>> model = torch.nn.Linear(4, 2)
+        >>> old = torch.optim.AdamW(model.parameters(), lr=0.25)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> _ = old.step()
+        >>> print(take_over(build_optimizer(model, "adam", lr=1.0), old))
+        state of 2 parameters goes on: weight, bias
+        state of 0 parameters begins anew: none
+    """
+    members = [param for group in old.param_groups for param in group["params"] if param in old.state]
+    unknown = sum(param not in optimizer.names for param in members)
+    if unknown or not members:
+        raise ConfigurationError(
+            f"take_over(): {unknown} of the {len(members)} parameters with a state in the old optimizer are not "
+            "stepped by the new one: make both from the same model, and load the old one's checkpoint first"
+        )
+    kept = {param: {key for key in old.state[param] if key in optimizer.state[param]} for param in members}
+    lacking = {
+        param
+        for param, state in optimizer.state.items()
+        if any(isinstance(state[key], torch.Tensor) for key in state if key not in kept.get(param, ()))
+    }
+    groups, state, index = [], {}, 0
+    for group in old.param_groups:
+        params = [param for param in group["params"] if param in kept]
+        places = range(index, index + len(params))
+        index += len(params)
+        names = [optimizer.names[param] for param in params]
+        groups.append({**group, "params": list(places), "param_names": names})
+        for place, param in zip(places, params, strict=True):
+            if param not in lacking:
+                state[place] = {key: old.state[param][key] for key in kept[param]}
+    own = [
+        (group, {key: value for key, value in group.items() if key not in ("params", "param_names")})
+        for group in optimizer.param_groups
+        if not lacking.isdisjoint(group["params"])
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": groups}, strict=False)
+    for group, settings in own:
+        group.update(settings)
+    named = optimizer.names.items()
+    return TakenOver(
+        kept=tuple(name for param, name in named if param in kept and param not in lacking),
+        anew=tuple(name for param, name in named if param not in kept or param in lacking),
+    )
+
+
+def _few(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"{', '.join(names[:4])}{more}" if names else "none"

@@ -34,6 +34,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "megaopt_trainers.midrun",
         "megaopt_trainers.peft",
         "megaopt_trainers.timm",
+        "megaopt_trainers.whole_states",
     ),
     "State and checkpoints": ("megaopt_checkpoint", "megaopt_core.state"),
     "Write a plugin": (

@@ -10,7 +10,7 @@ import sys
 import megaopt_trainers, torch
 from megaopt_core import get_registry
 import megaopt_trainers.plugin as plugin
-import megaopt_trainers.midrun, megaopt_trainers.peft, megaopt_trainers.timm
+import megaopt_trainers.midrun, megaopt_trainers.peft, megaopt_trainers.timm, megaopt_trainers.whole_states
 assert plugin.megaopt_process_groups([torch.nn.Linear(1, 1)]) is None
 assert get_registry().load() is None
 trainers = {"megatron", "torchtitan", "transformers", "accelerate", "lightning", "peft", "timm"}

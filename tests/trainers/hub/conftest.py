@@ -2,5 +2,5 @@
 
 import warm
 
-warm.OTHERS += ["accelerate", "lightning.pytorch", "peft", "timm", "transformers"]
+warm.OTHERS += ["accelerate", "lightning.pytorch", "transformers"]
 warm.PACKAGES.append("trainers")

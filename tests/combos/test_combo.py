@@ -43,6 +43,7 @@ COMBOS = {
     "examples": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
     "trainers-megatron": TRAINERS,
     "trainers-hub": TRAINERS,
+    "trainers-torchtitan": TRAINERS,
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing", "tools"},
     "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "long": EVERY - {"tools"},

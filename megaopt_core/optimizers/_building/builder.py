@@ -144,8 +144,8 @@ class ChildBuilder:
                 for piece, tensor in zip(sharded.pieces, stepped, strict=True)
                 if piece.spec.group == index
             ]
-            names = list(routing.names_of(index))
-            public.append({"params": [model.params[name] for name in names], "param_names": names, **values})
+            own = list(routing.names_of(index))
+            public.append({"params": [model.params[name] for name in own], "param_names": own, **values})
             private.append({"params": tensors, **values})
         with get_registry().blaming("optimizer", child.optimizer):
             inner = build_inner(entry, private, self.config, model.chunks, self.pgs, dict(child.settings))

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def reloaded(model: nn.Module, groups: str, form: str, began: Any, folder: str) 
 
 
 @pytest.fixture(params=["torch.save", "dcp"])
-def began(request: pytest.FixtureRequest, tmp_path) -> Any:
+def began(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Return a function that trains three steps with AdamW, saves, goes on, and builds ours in its place."""
 
     def begin(groups: str, kind: str, **settings: Any) -> tuple[nn.Module, nn.Module, MegatronOptimizer, Any]:

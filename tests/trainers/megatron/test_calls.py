@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import harness
+import megatron_harness as harness
 import pytest
 import torch
 

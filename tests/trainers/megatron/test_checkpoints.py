@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import harness
+import megatron_harness as harness
 import pytest
 
 pytestmark = pytest.mark.distributed

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-import harness
+import megatron_harness as harness
 import pytest
 
 from megaopt_core import OptimizerConfig

@@ -5,7 +5,7 @@ import io
 import runpy
 from pathlib import Path
 
-import harness
+import megatron_harness as harness
 import pytest
 
 pytestmark = pytest.mark.distributed

@@ -1,6 +1,6 @@
 """Process groups come from Megatron where nobody passes them."""
 
-import harness
+import megatron_harness as harness
 import pytest
 import torch.distributed as dist
 

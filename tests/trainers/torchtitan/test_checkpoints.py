@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-import harness
 import pytest
+import titan_harness as harness
 import torch
 from torchtitan.components.optimizer import OptimizersContainer
 

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-import harness
 import pytest
+import titan_harness as harness
 import torch
 from megaopt_trainers.torchtitan import MegaoptOptimizers
 from torchtitan.components.optimizer import ParamGroupConfig

@@ -1,7 +1,7 @@
 """Whole runs of torchtitan's Trainer: ours beside its own AdamW."""
 
-import harness
 import pytest
+import titan_harness as harness
 
 pytestmark = pytest.mark.distributed
 

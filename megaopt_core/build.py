@@ -29,7 +29,7 @@ from megaopt_core.optimizers._building.builder import ChildBuilder, grad_scaler
 from megaopt_core.optimizers._building.late_params import LateParams
 from megaopt_core.optimizers._building.phases import raised_on_all
 from megaopt_core.optimizers._chained import ChainedOptimizer
-from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.parallel._meeting import takes_part
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
@@ -48,6 +48,7 @@ from megaopt_core.routing._wrapped_model import (
     wrapped_buffers,
 )
 from megaopt_core.sharding._attached import buffers_alike, make_peer_groups
+from megaopt_core.sharding._wrapped import require_whole_grads
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -216,6 +217,8 @@ def optimizer_from_routing(
     pgs = groups_of_wrapped(chunks, pgs)
     # What is wrong on one rank alone is raised on all: none waits in a collective for one that has given up.
     with raised_on_all(pgs, "examining the model") as alike:
+        if communicates(pgs.dense_dp):
+            require_whole_grads(chunks)
         require_as_planned(chunks, routing, fqn)
         builder = ChildBuilder(config, chunks, pgs, fqn, grad_scaler(config))
         model, twins = builder.live(routing)

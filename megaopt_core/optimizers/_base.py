@@ -34,6 +34,7 @@ from megaopt_core.params._parts import local_tensor
 from megaopt_core.reporting._build_report import build_report
 from megaopt_core.reporting._report import OptimizerReport
 from megaopt_core.reporting._watched_model import WatchedModel
+from megaopt_core.sharding._live_model import has_gradient
 from megaopt_core.sharding._wrapped import reducer_of
 from megaopt_core.state._stateful import OptimizerCheckpointState
 
@@ -99,6 +100,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.replicas: Replicas | None = None
         self.late: LateParams | None = None
         self.step_lock = StepLock()
+        self.has_cleared = True
+        """Gradients were cleared since the last step, or there was none."""
         self._has_compared = False
         self.schedules: list[weakref.ref[OptimizerParamScheduler]] = []
         self.refresh_state()
@@ -149,6 +152,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Args:
             set_to_none: drop `grad` instead of filling it with zeros; buffers (`main_grad`) are always filled.
         """
+        self.has_cleared = True
         filled = []
         are_zero, zeroed = self.watched_model.zero_grad_buffers()
         for param in (*self.get_parameters(), *self.twins):
@@ -212,13 +216,16 @@ class MegatronOptimizer(torch.optim.Optimizer):
             when = "since somebody wrote to the model"
             self.gradients.when_written = partial(replicas.require_equal, self, when)
         elif replicas is not None:
-            self.require_equal_replicas()
+            replicas.require_equal(self, "before the first step", first=True)
             self._has_compared = True
         refused = refused or self._look()
         self.twins.fold_grads()
         found = self.gradients.collect(refused)
         if replicas is not None:
             self.gradients.refuse(partial(replicas.before_step, self))
+        self.has_cleared = False
+        elsewhere = replicas is not None and replicas.have_gradients
+        self.gradients.is_empty = not (elsewhere or any(map(has_gradient, self.names)))
         return found
 
     def _check_settings(self) -> None:

@@ -112,6 +112,7 @@ class ChainedOptimizer(MegatronOptimizer):
         if not self._is_by_hand:
             super().zero_grad(set_to_none)
             return
+        self.has_cleared = True
         for child in self.chained_optimizers:
             child.zero_grad(set_to_none)
 

@@ -202,7 +202,7 @@ class OptimizerPart:
         self.writes.take_over()
         watched = self.precision.watched()
         before = self.changes.before(watched)
-        self._step_writes.expect(self.precision)
+        is_stepped = self._step_writes.expect(self.precision)
         self.settings.copy_inward()
         try:
             with self._scaled_grads():
@@ -216,7 +216,7 @@ class OptimizerPart:
         finally:
             self.precision.discard_grads()
         self.settings.copy_outward()
-        self.changes.after(watched, before)
+        self.changes.after(watched, before, is_stepped=is_stepped)
 
     def record_writes(self) -> None:
         """Tell autograd what the last step has written to, and whoever watches that nobody else did."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError, UnsupportedOperationError
+from megaopt_core.errors import (
+    ConfigurationError,
+    GradientError,
+    MegaoptError,
+    OwnershipError,
+    UnsupportedOperationError,
+)
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._grad_norm import (
     Asked,
@@ -27,6 +34,7 @@ from megaopt_core.optimizers._gradients.statistics import is_read_freely
 from megaopt_core.optimizers._gradients.unread import UnreadStats
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
+from megaopt_core.sharding._live_model import gradient_misfit
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
@@ -35,6 +43,13 @@ if TYPE_CHECKING:
 __all__ = ["StepGradients"]
 
 logger = logging.getLogger(__name__)
+
+_NO_GRADIENT = (
+    "no parameter has a gradient, and the step changes none. The usual causes: backward() was not called, or "
+    "zero_grad() was called after it; or the loss was computed with another model than the one that the optimizer was "
+    "built for: a copy (copy.deepcopy, a second instance, a wrapper that copies). Build the optimizer for the model "
+    "that is trained"
+)
 
 
 @define(eq=False)
@@ -59,6 +74,9 @@ class StepGradients:
     _norms: Mapping[str | None, float] = field(factory=dict, init=False)
     when_written: Callable[[], None] | None = field(default=None, init=False)
     """Called on all ranks before a step where somebody wrote to the model on one of them; None: nobody asks."""
+    is_empty: bool = field(default=False, init=False)
+    """No parameter has a gradient in this step: on no rank that was heard of."""
+    _warned: bool = field(default=False, init=False)
     _refused: MegaoptError | None = field(default=None, init=False)
     _clipped_before: DoubleClippingWatch = field(factory=DoubleClippingWatch, init=False)
 
@@ -92,10 +110,10 @@ class StepGradients:
                 part.collect_grads()
             except UnsupportedOperationError as error:  # kept until the other ranks have heard of it
                 self._refused = self._refused or error
-            except RuntimeError:
-                if self._refused is None:
-                    raise
-                # It follows from what is refused, as gradients of other shapes do.
+            except (
+                RuntimeError
+            ) as error:  # it may follow from what is refused, as gradients of other shapes do
+                self._refused = self._refused or _misfit(part, error)
         if self.scaler is None:
             return None
         with stage(self.config, "optimizer-unscale-and-check-inf"):
@@ -154,6 +172,7 @@ class StepGradients:
         """Measure; raise on every rank where one cannot step, and take over what somebody wrote to the model on one."""
         stats = measure(self.parts, self.process_groups, asked)
         self._raise_if_refused(on_some_rank=stats.refused)
+        self._warn_if_empty(stats.norms)
         if stats.written and self.when_written is not None:
             with self._discarded_on_error():
                 self.when_written()
@@ -163,10 +182,22 @@ class StepGradients:
 
     def _measure_unread(self, asked: Asked, clip_grad: float) -> GradStats:
         """Measure and clip on the device; nothing is read until somebody asks."""
+        self._warn_if_empty({})
         self.unread, factors = measure_unread(self.parts, asked, self._clipped_before, clip_grad)
         for part in self.parts:
             part.scale_later(factors)
         return GradStats(found_inf=False, norms={}, zeros=None)
+
+    def _warn_if_empty(self, norms: Mapping[str | None, float]) -> None:
+        """Warn once of a step without any gradient; of ranks that hold other parts of the model the norm tells."""
+        if (
+            self._warned
+            or not self.is_empty
+            or (size_of(self.process_groups.mp) > 1 and norms.get(None) != 0.0)
+        ):
+            return
+        self._warned = True
+        warnings.warn(_NO_GRADIENT, UserWarning, stacklevel=6)
 
     def are_accepted(self, stats: GradStats) -> bool:
         """Return whether to step; gradients that are not to be stepped are given up, and the loss scale is updated.
@@ -287,3 +318,20 @@ class StepGradients:
             scale = "" if scaler is None else f"; the loss scale is {float(scaler.scale):g} now"
             logger.info("step skipped: a gradient is not finite on some rank%s", scale)
         return found_inf
+
+
+def _misfit(part: OptimizerPart, error: RuntimeError) -> GradientError:
+    """Return the error about gradients of other shapes than their parameters, with names; raise any other."""
+    found = {
+        shard.name: misfit
+        for piece in part.pieces
+        for param, (_, shard) in zip(piece.model_params, piece.spec.members, strict=True)
+        if (misfit := gradient_misfit(param)) is not None
+    }
+    if not found:
+        raise error
+    name, misfit = next(iter(found.items()))
+    others = f" (and {len(found) - 1} more do not fit)" if len(found) > 1 else ""
+    return GradientError(
+        f"{name!r} has a {misfit}{others}: it must have one element for each of the parameter's", names=found
+    )

@@ -207,13 +207,18 @@ class ChangeRecord:
         self.method = "all values compared" if everything else f"{SAMPLE} values of each compared"
         return self._reader.read(watched)
 
-    def after(self, watched: Sequence[Sequence[torch.Tensor]], before: Values) -> None:
+    def after(
+        self, watched: Sequence[Sequence[torch.Tensor]], before: Values, *, is_stepped: bool = True
+    ) -> None:
         """Record what the step left behind.
 
         Args:
             watched: the same tensors, stepped.
             before: what :meth:`before` returned.
+            is_stepped: one of them had a gradient, here or on the rank that steps it.
         """
+        if not is_stepped:
+            self.method = "no parameter had a gradient"
         self._values, self._watched = (before, self._reader.read_again(watched)), watched
         self._first = False
 

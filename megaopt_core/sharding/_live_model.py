@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+from megaopt_core.errors import GradientError
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Box, RankCoordinates, Shard, whole
 from megaopt_core.params._specs import ParamInfo
 from megaopt_core.sharding._elements import elements_of, store_elements
 from megaopt_core.sharding._layout import PieceSpec
 
-__all__ = ["LiveModel", "Piece", "gradient_of", "local_gradient"]
+__all__ = ["LiveModel", "Piece", "gradient_misfit", "gradient_of", "has_gradient", "local_gradient"]
 
 
 def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
@@ -22,11 +23,43 @@ def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
 
     Args:
         param: the model parameter.
+
+    Raises:
+        GradientError: `main_grad` has another shape than the parameter.
     """
     if not param.requires_grad and param.is_leaf:  # frozen again: what is left from before is no gradient
         return None
     main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
-    return param.grad if main_grad is None else main_grad
+    if main_grad is None:
+        return param.grad
+    if main_grad.shape != param.shape and (misfit := gradient_misfit(param)):
+        raise GradientError(misfit)
+    return main_grad
+
+
+def gradient_misfit(param: torch.nn.Parameter) -> str | None:
+    """Return that `main_grad` has another shape than what this rank has of its parameter; None where it has not.
+
+    Args:
+        param: the model parameter.
+    """
+    main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
+    if main_grad is None:
+        return None
+    shape = tuple(param.shape if is_dtensor(main_grad) else local_tensor(param).shape)
+    given = tuple(main_grad.shape)
+    return None if given == shape else f"main_grad of shape {given} for a parameter of shape {shape}"
+
+
+def has_gradient(param: torch.nn.Parameter) -> bool:
+    """Return whether a step would find a gradient, whatever its shape.
+
+    Args:
+        param: the model parameter.
+    """
+    if param.grad is None and getattr(param, "main_grad", None) is None:
+        return False
+    return param.requires_grad or not param.is_leaf
 
 
 def local_gradient(param: torch.nn.Parameter) -> torch.Tensor | None:

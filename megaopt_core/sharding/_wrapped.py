@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, final, runtime_checkable
 import torch
 from attrs import frozen
 
-from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.errors import ShardingError, UnsupportedOperationError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.sharding._layout import FullParamLayout
 
@@ -21,6 +21,7 @@ __all__ = [
     "found_wrappers",
     "known_wrappers",
     "reducer_of",
+    "require_whole_grads",
     "wrappers_of",
 ]
 
@@ -88,13 +89,41 @@ class ReducedBy:
 
 
 def reducer_of(param: torch.nn.Parameter) -> WrappedModel | None:
-    """Return the wrapper that has put its mark on a parameter, None where there is none.
+    """Return the wrapper that has put its mark on a parameter, None where nobody says who reduces its gradient.
+
+    Whatever else puts `main_grad` on parameters answers by the same mark: see :class:`ReducedBy`. Without an answer
+    replicas compare `main_grad` in the first step, and :func:`require_whole_grads` looks at the wrapper.
 
     Args:
         param: the parameter.
     """
     mark: ReducedBy | None = getattr(param, "reduced_by", None)
     return None if mark is None else mark()
+
+
+def require_whole_grads(chunks: Iterable[torch.nn.Module]) -> None:
+    """Raise where a wrapper that nobody reads leaves each rank its share of the gradients, as Megatron-core's does.
+
+    Args:
+        chunks: the model chunks.
+
+    Raises:
+        ShardingError: a wrapper's `ddp_config` says so, and nobody says who reduces its parameters' gradients.
+    """
+    for module in (module for chunk in chunks for module in chunk.modules()):
+        scatters = getattr(getattr(module, "ddp_config", None), "use_distributed_optimizer", False)
+        if not scatters or isinstance(module, WrappedModel):
+            continue
+        params = (param for param in module.parameters() if getattr(param, "main_grad", None) is not None)
+        if any(reducer_of(param) is None for param in params):
+            kind = type(module)
+            raise ShardingError(
+                f"the model is wrapped in {kind.__module__}.{kind.__name__} with use_distributed_optimizer=True, which "
+                "leaves each rank its share of the gradients, by a layout that this function does not read. "
+                "megaopt_trainers.megatron.get_megatron_optimizer reads Megatron-core's; or wrap the model with "
+                "use_distributed_optimizer=False (sharding='distributed' and 'layer_wise' shard the optimizer all the "
+                "same), or in megaopt's DistributedDataParallel"
+            )
 
 
 @frozen(eq=False)

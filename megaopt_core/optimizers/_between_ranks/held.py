@@ -90,7 +90,7 @@ class Holder:
     def _trained(self) -> Iterator[Held]:
         """Yield the parameters that are stepped."""
         for param, name in self.optimizer.names.items():
-            groups = self._groups_of_stepped(name, param)
+            groups = self.groups_of_stepped(name, param)
             if groups:
                 yield Held(f"parameter {name!r}", param, groups)
 
@@ -129,22 +129,29 @@ class Holder:
             if param in names and shard.numel == local_tensor(param).numel()
         ]
         for param in params if everything else params[:: max(len(params) // _SAMPLED, 1)]:
-            groups, name = self._groups_of_stepped(names[param], param), names[param]
+            groups, name = self.groups_of_stepped(names[param], param), names[param]
             for key, value in state[param].items() if groups else ():
                 if isinstance(value, (torch.Tensor, int, float)):
                     yield Held(f"state {key!r} of {name!r}", value, groups, is_sampled=not everything)
 
-    def _groups_of_stepped(self, name: str, param: torch.Tensor) -> _Groups:
-        """Return the groups whose ranks hold the same values of a parameter as this one."""
+    def groups_of_stepped(self, name: str, param: torch.Tensor, *, with_tensor: bool = True) -> _Groups:
+        """Return the groups whose ranks hold the same values of a parameter as this one.
+
+        Args:
+            name: its name.
+            param: the parameter.
+            with_tensor: tensor-parallel ranks too; False: those that data parallelism makes replicas.
+        """
         routing = self.optimizer.routing
         entry = None if routing is None else routing.params.get(name)
         if entry is None:
-            return self._groups_by_attributes(name, param)
-        return self._groups_of(entry.spec, tensor_parallel=entry.tensor_parallel)
+            return self._groups_by_attributes(name, param, with_tensor=with_tensor)
+        return self._groups_of(entry.spec, tensor_parallel=entry.tensor_parallel or not with_tensor)
 
-    def _groups_by_attributes(self, name: str, param: torch.Tensor) -> _Groups:
+    def _groups_by_attributes(self, name: str, param: torch.Tensor, *, with_tensor: bool = True) -> _Groups:
         part = logical_part(param, name, self.pgs)  # type: ignore[arg-type] # reads attributes only
-        return self._groups_of(_spec(name, part, param.dtype), tensor_parallel=part.tensor_parallel)
+        is_cut = part.tensor_parallel or not with_tensor
+        return self._groups_of(_spec(name, part, param.dtype), tensor_parallel=is_cut)
 
     def _groups_of(self, spec: ParamSpec, *, tensor_parallel: bool) -> _Groups:
         pgs = self.pgs

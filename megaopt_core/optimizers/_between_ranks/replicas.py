@@ -17,6 +17,12 @@ from megaopt_core.optimizers._between_ranks.alike import (
     stepped_alike,
 )
 from megaopt_core.optimizers._between_ranks.each_step import StepAgreement
+from megaopt_core.optimizers._between_ranks.gradients import (
+    GRADIENT,
+    UNREDUCED,
+    held_gradients,
+    unreduced_gradients,
+)
 from megaopt_core.optimizers._between_ranks.held import Held, Holder
 from megaopt_core.parallel._agreement import (
     Comparison,
@@ -38,14 +44,17 @@ __all__ = ["Replicas"]
 _REMEDY = (
     "Give all of these ranks the values of one: broadcast_params() of DistributedDataParallel, "
     "torch.distributed.broadcast, or the same checkpoint; then call optimizer.reload_model_params(). Ranks that hold "
-    "models of their own say so with pg_collection=ProcessGroupCollection() at the build"
+    "models of their own say so with pg_collection=ProcessGroupCollection() at the build. Where they hold parts of one "
+    "tensor, pg_collection names them (a DeviceMesh with a dimension 'tp'), and the parameter is marked: "
+    "param.tensor_model_parallel = True, param.partition_dim = the dimension that is cut"
 )
 
 _UNLIKE = "ranks are about to step unlike each other, and would drift apart; none has stepped"
 
 _UNLIKE_REMEDY = (
-    "Do on all of these ranks what was done on some: freeze or unfreeze the same parameters, write the same settings, "
-    "make the same scheduler, give the model the same values (broadcast_params() of DistributedDataParallel, "
+    "Do on all of these ranks what was done on some: freeze or unfreeze the same parameters, give the same ones a "
+    "gradient (None on one rank is none; reduce zeros there), clear gradients, write the same settings, make the same "
+    "scheduler, give the model the same values (broadcast_params() of DistributedDataParallel, "
     "torch.distributed.broadcast). Ranks that hold models of their own say so with "
     "pg_collection=ProcessGroupCollection() at the build"
 )
@@ -90,6 +99,7 @@ class Replicas:
         *,
         everything: bool = False,
         own_settings: bool = True,
+        gradients: Iterable[Held] = (),
     ) -> tuple[str, ...]:
         """Return what has other values on which ranks, one line each; a collective.
 
@@ -98,6 +108,7 @@ class Replicas:
             pgs: the ranks that compare; None: all.
             everything: buffers too, and all of the state; False: what a step needs alike, and a sample of the state.
             own_settings: settings of groups too that an optimizer may write itself.
+            gradients: those that are compared.
         """
         optimizer.watched_model.finish_param_sync()
         pgs = self.pgs if pgs is None else pgs
@@ -107,7 +118,7 @@ class Replicas:
             *schedules_alike(optimizer),
             *stepped_alike(optimizer, pgs),
             *held_alike(optimizer.watched_model.named_chunks(), optimizer.names, pgs, everything=everything),
-            *_comparisons(Holder(optimizer, pgs).held(everything=everything)),
+            *_comparisons([*Holder(optimizer, pgs).held(everything=everything), *gradients]),
         ]
         return differences_over_ranks(pgs, "comparing the values of replicas", alike)
 
@@ -130,27 +141,40 @@ class Replicas:
         refused = agreement.told_of_refusals(refused)
         if refused is not None:
             return refused
-        lines = self.differences(optimizer, agreement.pgs, own_settings=False)
+        gradients = held_gradients(agreement.compared)
+        lines = self.differences(optimizer, agreement.pgs, own_settings=False, gradients=gradients)
         if lines:
             raise RankMismatchError(described(_UNLIKE, lines, _UNLIKE_REMEDY), differences=lines)
+        agreement.passed()
         if optimizer.late is not None:
             optimizer.late.joined = 0  # what has joined is alike
         return None
 
-    def require_equal(self, optimizer: MegatronOptimizer, when: str) -> None:
+    @property
+    def have_gradients(self) -> bool:
+        """Whether some rank had a gradient, when ranks compared last; False where none compare."""
+        return self._each_step is not None and self._each_step.has_gradients
+
+    def require_equal(self, optimizer: MegatronOptimizer, when: str, *, first: bool = False) -> None:
         """Raise on all ranks unless all replicas have the same values; a collective.
 
         Args:
             optimizer: what this rank holds.
             when: when that is, in words.
+            first: gradients are there for the first step; of those that somebody else reduces it is compared, too.
 
         Raises:
             RankMismatchError: it names what differs, and ranks.
         """
-        lines = self.differences(optimizer)
+        gradients = unreduced_gradients(optimizer) if first else []
+        lines = self.differences(optimizer, gradients=gradients)
+        unreduced = bool(lines) and all(line.startswith(GRADIENT) for line in lines)
         if lines:
-            what = f"replicas have other values {when}, and would keep them"
-            raise RankMismatchError(described(what, lines, _REMEDY), differences=lines)
+            what = "replicas have other gradients" if unreduced else "replicas have other values"
+            advice = UNREDUCED if unreduced else _REMEDY
+            raise RankMismatchError(
+                described(f"{what} {when}, and would keep them", lines, advice), differences=lines
+            )
 
 
 def _of_one(index: int, comparison: Comparison) -> Comparison:

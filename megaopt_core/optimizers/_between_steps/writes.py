@@ -235,8 +235,8 @@ class StepWrites:
         here = {id(each) for piece in self.pieces for each in piece.model_params}
         self._elsewhere = [each for group in self.groups for each in group["params"] if id(each) not in here]
 
-    def expect(self, precision: PrecisionPolicy) -> None:
-        """Remember what the step will change, whose gradients have been collected.
+    def expect(self, precision: PrecisionPolicy) -> bool:
+        """Remember what the step will change, whose gradients have been collected; return whether it is anything.
 
         Args:
             precision: has them.
@@ -246,6 +246,7 @@ class StepWrites:
             *(each for piece in stepped for each in piece.model_params),
             *(each for each in self._elsewhere if each.grad is not None or hasattr(each, "main_grad")),
         ]
+        return bool(self._changed)
 
     def count(self) -> None:
         """Count the writes of the step."""

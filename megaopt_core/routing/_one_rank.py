@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import Factory, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import OverrideError, PluginError, PluginNotInstalledError, RoutingError
@@ -24,6 +24,7 @@ from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inven
 from megaopt_core.routing._overrides.from_config import get_standard_config_overrides
 from megaopt_core.routing._overrides.matching import STANDARD, OverrideSet
 from megaopt_core.routing._overrides.settings import OverrideSettings
+from megaopt_core.routing._own_names import stages_of_names
 from megaopt_core.routing._plugin_faults import add_plugin_overrides, raise_or_warn
 from megaopt_core.routing._routing import NameMap
 from megaopt_core.routing._sharding import strategies_that_claim
@@ -41,6 +42,7 @@ class Told:
     norm_groups: frozenset[str] = frozenset()
     followed: str = ""
     claims: frozenset[str] = frozenset()
+    stages: Mapping[str, list[int]] = Factory(dict)
 
 
 @frozen
@@ -129,6 +131,14 @@ def route_this_rank(
         norm_groups=frozenset(item.grad_norm_group for item in inventory.trainable if item.grad_norm_group),
         followed="" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest(),
         claims=strategies_that_claim(inventory.trainable),
+        stages={}
+        if stored is None
+        else stages_of_names(
+            [item.name for item in inventory.trainable if not item.shared],
+            [item.name for item in inventory.trainable if item.is_expert],
+            pgs.axes,
+            pgs.coordinates,
+        ),
     )
     return RankRouting(inventory, assignments, specs, held, overrides, told)
 

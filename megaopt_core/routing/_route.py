@@ -20,6 +20,7 @@ from megaopt_core.routing._groups import GroupKey, GroupSpec, children_of, group
 from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._one_rank import RankRouting, Told, route_this_rank
 from megaopt_core.routing._overrides.matching import raise_unmatched
+from megaopt_core.routing._own_names import wrong_names
 from megaopt_core.routing._process_groups import find_process_groups
 from megaopt_core.routing._routing import NameMap, ParamRoute, Routing
 from megaopt_core.routing._sharding import chosen_strategy, strategy_of
@@ -108,6 +109,9 @@ def route(
             f"the ranks follow different routings: routing={routing!r} must be one checkpoint, which all of them see, "
             "and which nobody replaces meanwhile"
         )
+    wrong = wrong_names(told.stages for told in gathered)
+    if wrong is not None:
+        raise RoutingError(f"routing={routing!r} goes by name: {wrong}")
     matched = {pattern for told in gathered for pattern in told.matched}
     raise_unmatched(mine.overrides, matched, mine.inventory.names())
     return _assemble(config, mine, gathered, pgs)

@@ -3,7 +3,8 @@
 from megaopt_core.state._collected import Collected, collect_state
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import CHECKSUMS, FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
-from megaopt_core.state._pieces import PieceState
+from megaopt_core.state._own_names import require_own_names
+from megaopt_core.state._pieces import OwnedState, PieceState, piece_states
 from megaopt_core.state._protocol import NamedPieces, NamedState
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
@@ -37,6 +38,7 @@ __all__ = [
     "NamedPieces",
     "NamedState",
     "OptimizerCheckpointState",
+    "OwnedState",
     "PieceState",
     "Ranks",
     "Request",
@@ -54,9 +56,11 @@ __all__ = [
     "named_errors",
     "names_in",
     "optimizer_names",
+    "piece_states",
     "plan_load",
     "plugins_of",
     "read_values",
+    "require_own_names",
     "require_same_shapes",
     "require_tensors",
     "sliced",

@@ -13,6 +13,7 @@ from megaopt_core.state._collected import PREFIX, collect_state
 from megaopt_core.state._description import read_description
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredTensor
+from megaopt_core.state._own_names import require_own_names
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.plan import plan_load
 from megaopt_core.state._sources import MemorySource
@@ -57,6 +58,7 @@ class OptimizerCheckpointState:
         with self._optimizer.step_lock.saving():
             collected = collect_state(self._optimizer, with_placeholders=True)
         tensors: dict[str, torch.Tensor] = dict(collected.tensors)
+        require_own_names(self._optimizer, self._optimizer.names.values(), Ranks())
         described = describe_optimizer(self._optimizer, collected, tensors, Ranks())
         state = {
             key.removeprefix(f"{PREFIX}."): tensor.read_once() if isinstance(tensor, SlicedTensor) else tensor

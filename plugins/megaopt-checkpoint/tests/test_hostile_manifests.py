@@ -231,6 +231,14 @@ def test_values_that_do_not_fit(bad, spoil, words):
     assert unchanged(before, snapshot(*live))
 
 
+def test_a_checkpoint_of_ranks_that_did_not_hold_everything(bad):
+    """Of what the others held it has no state and no shape: verification and loads see it."""
+    document = read(bad)
+    document["optimizer"]["parameters"]["norm.weight"].update(shape=[], state={})
+    sign(bad, document)
+    refused(bad, "norm.weight.shape is .*which is not the shape .* that the model has", CheckpointError)
+
+
 @pytest.mark.parametrize("value", [None, "3", [1, 2], {"a": 1}], ids=["none", "text", "list", "object"])
 @pytest.mark.parametrize("key", ["last_epoch", "T_max", "eta_min", "_step_count"])
 def test_numbers_of_a_scheduler_of_torch(tmp_path, key, value):

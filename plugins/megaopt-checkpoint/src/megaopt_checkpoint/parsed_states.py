@@ -109,6 +109,10 @@ def check_optimizer(schema: Schema, optimizer: Any, references: References) -> d
             raise schema.fault(f"{where}.fresh", described["fresh"], "true")
         schema.role(described, where)
         shape = schema.sizes(described["shape"], f"{where}.shape")
+        stored = references.tensors.get(f"model.{name}")
+        if stored is not None and stored.shape != shape:
+            # Of ranks that did not save, only the names of their parameters are known.
+            raise schema.fault(f"{where}.shape", [*shape], f"the shape {stored.shape} that the model has")
         for key, record in schema.mapping(described["state"], f"{where}.state").items():
             _record(schema, f"optim.state.{name}.{key}", record, shape, references)
     references.check(optimizer["scaler"], "optim.scaler")

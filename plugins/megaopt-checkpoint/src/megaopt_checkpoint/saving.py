@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from megaopt_checkpoint.background import PendingSave, background_of, in_thread
 from megaopt_checkpoint.folder import folder_path
 from megaopt_checkpoint.given import given_chunks, require_sides
+from megaopt_checkpoint.held import require_coverage
 from megaopt_checkpoint.model_tensors import (
     collect_model,
     finish_param_sync,
@@ -35,6 +36,7 @@ from megaopt_core.state import (
     encode,
     optimizer_names,
     plugins_of,
+    require_own_names,
     versions,
 )
 
@@ -176,6 +178,10 @@ def _collect(
         return None if optimizer is None else collect_state(optimizer)
 
     collected = ranks.agree(collect)
+    require_own_names(optimizer, manifest.model.get("tensors", ()), ranks)
+    require_coverage(
+        optimizer, {key: tensors[key] for key in manifest.model.get("tensors", {}).values()}, ranks
+    )
     for part in ranks.gather_different(manifest.model):
         for kind, values in part.items():
             manifest.model[kind] = {**values, **manifest.model[kind]}

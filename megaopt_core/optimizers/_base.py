@@ -102,6 +102,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.step_lock = StepLock()
         self.has_cleared = True
         """Gradients were cleared since the last step, or there was none."""
+        self.bounds_before_load: list[dict[str, Any]] | None = None
         self._has_compared = False
         self.schedules: list[weakref.ref[OptimizerParamScheduler]] = []
         self.refresh_state()

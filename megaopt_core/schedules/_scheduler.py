@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import attrs
 import torch
@@ -138,6 +138,10 @@ class OptimizerParamScheduler:
         self.num_steps = 0
         self._styles = dict(styles or {})
         self._said: list[tuple[Any, ...]] = []
+        before: list[dict[str, Any]] | None = getattr(optimizer, "bounds_before_load", None)
+        if override_opt_param_scheduler and before is not None:
+            for group, bounds in zip(optimizer.param_groups, before, strict=False):
+                group.update(bounds)
         self._check()
         self.step(increment=0)
         self._warn_of_unused(stacklevel=2)
@@ -209,11 +213,15 @@ class OptimizerParamScheduler:
                 settings that would come out contradict each other. Neither scheduler nor groups have changed then.
         """
         saved = read_state(state_dict, only_steps=bool(self.override_opt_param_scheduler))
-        before = dict(vars(self))
+        before, groups = dict(vars(self)), self.optimizer.param_groups
+        bounds = [{name: group[name] for name in _GROUPS_MAY_HAVE if name in group} for group in groups]
         try:
             for name in SETTINGS:
                 if name in saved:
                     setattr(self, name, self._check_and_set(getattr(self, name), saved[name], name))
+            for group, own in zip(groups, bounds, strict=True):
+                # What was configured for all of them is the checkpoint's now; a group's own comes with the optimizer.
+                group.update({name: getattr(self, name) for name in own if own[name] == before[name]})
             self._load_style_settings(saved, before)
             self._check()
             check_number("num_steps", saved["num_steps"])
@@ -221,6 +229,8 @@ class OptimizerParamScheduler:
             self.apply_to(self.optimizer.param_groups)
         except BaseException:
             vars(self).update(before)
+            for group, own in zip(groups, bounds, strict=True):
+                group.update(own)
             raise
         self._warn_of_unused(stacklevel=2)
 
@@ -240,15 +250,28 @@ class OptimizerParamScheduler:
     def _check_and_set[Value](self, cls_value: Value, sd_value: Value, name: str) -> Value:
         """Return the checkpoint's value, unless it has to be the scheduler's own and is another."""
         if not self.use_checkpoint_opt_param_scheduler and cls_value != sd_value:
-            raise ScheduleError(
-                f"{name} is {cls_value!r} in this scheduler and {sd_value!r} in the checkpoint: make them "
-                "equal, or set use_checkpoint_opt_param_scheduler=True (the checkpoint's values hold) or "
-                "override_opt_param_scheduler=True (this scheduler's values hold)",
-                setting=name,
-                value=(cls_value, sd_value),
-            )
+            self.require_same(name, cls_value, sd_value)
         logger.info("scheduler: %s=%r comes from the checkpoint", name, sd_value)
         return sd_value
+
+    def require_same(self, name: str, here: Any, there: Any) -> NoReturn:
+        """Raise for a setting of which neither the one here nor the checkpoint's is to win.
+
+        Args:
+            name: of the setting.
+            here: its value here.
+            there: another one in the checkpoint.
+
+        Raises:
+            ScheduleError: always.
+        """
+        raise ScheduleError(
+            f"{name} is {here!r} in this scheduler and {there!r} in the checkpoint: make them "
+            "equal, or set use_checkpoint_opt_param_scheduler=True (the checkpoint's values hold) or "
+            "override_opt_param_scheduler=True (this scheduler's values hold)",
+            setting=name,
+            value=(here, there),
+        )
 
     def _lr_style(self) -> ScheduleStyle:
         return find_style("lr_decay_style", self.lr_decay_style, self._styles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from megaopt_core.execution._away import InnerPart
 if TYPE_CHECKING:
     from megaopt_core.config._group_values import GroupChecks
     from megaopt_core.routing._routing import Routing
+    from megaopt_core.schedules._scheduler import OptimizerParamScheduler
     from megaopt_core.sharding._protocol import ShardedParams
 
 __all__ = ["NamedPieces", "NamedState", "Record"]
@@ -73,6 +74,13 @@ class NamedState(Protocol):
     @property
     def step_lock(self) -> Any:
         """Keeps steps and saves apart: `with step_lock.saving():`."""
+
+    @property
+    def schedules(self) -> Sequence[Callable[[], OptimizerParamScheduler | None]]:
+        """References to the schedulers that set its groups."""
+
+    bounds_before_load: list[dict[str, Any]] | None
+    """What the groups said of their schedule before a load, when no scheduler was there."""
 
     @property
     def grad_scaler(self) -> Any:

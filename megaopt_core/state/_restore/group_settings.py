@@ -13,11 +13,15 @@ from megaopt_core.state._document import configured
 from megaopt_core.state._values.encoding import decode
 
 if TYPE_CHECKING:
+    from megaopt_core.schedules._scheduler import OptimizerParamScheduler
     from megaopt_core.state._protocol import NamedState
 
 __all__ = ["GroupMerge", "merge_groups"]
 
 _MISSING = object()
+_BOUNDS = ("max_lr", "min_lr", "start_wd", "end_wd", "wd_mult")
+"""What groups say for themselves of their schedule: it follows the rule of the scheduler."""
+_SCHEDULED = (*_BOUNDS, "lr", "weight_decay")
 _TOLD_BY_OTHERS = ("default_config", "is_decoupled_lr", "is_expert_parallel")
 """What says how other settings came about."""
 
@@ -67,6 +71,10 @@ class GroupMerge:
                     _set(group, key, value)
 
         undo.append(take_back)
+        if not optimizer.schedules:  # one that is made after the load may want its own
+            optimizer.bounds_before_load = [
+                {key: group.get(key) for key in _BOUNDS} for group in optimizer.param_groups
+            ]
         for group, changes in zip(optimizer.param_groups, self.changes, strict=True):
             for key, value in changes.items():
                 _set(group, key, value)
@@ -91,6 +99,7 @@ def merge_groups(
         tensor: returns tensors of encoded settings.
     """
     merge = GroupMerge()
+    schedules = [schedule for each in optimizer.schedules if (schedule := each()) is not None]
     for index, (group, now) in enumerate(zip(optimizer.param_groups, configured(optimizer), strict=True)):
         records = [stored[optimizer.names[p]] for p in group["params"] if optimizer.names[p] in stored]
         sources = {record["group"] for record in records if record.get("group") is not None}
@@ -103,7 +112,10 @@ def merge_groups(
             (decode(groups[s]["settings"], tensor), decode(groups[s]["configured"], tensor))
             for s in sorted(sources)
         ]
-        merge.changes.append(_merge_one(merge, index, group, now, decoded))
+        changes = _merge_one(merge, index, group, now, decoded)
+        for schedule in schedules:
+            _follow(schedule, merge, index, group, decoded[0][0], changes)
+        merge.changes.append(changes)
     return merge
 
 
@@ -131,6 +143,29 @@ def _merge_one(
         if not equal(group.get(key, _MISSING), saved):
             changes[key] = saved
     return changes
+
+
+def _follow(
+    schedule: OptimizerParamScheduler,
+    merge: GroupMerge,
+    index: int,
+    group: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    changes: dict[str, Any],
+) -> None:
+    """Let what a scheduler reads of a group follow the scheduler's rule, whatever is configured."""
+    if schedule.override_opt_param_scheduler:
+        for key in _SCHEDULED:
+            changes.pop(key, None)
+        return
+    unclear = {where.partition("=")[0] for where in merge.unclear}
+    for key in (key for key in _BOUNDS if key in saved and f"group {index}: {key}" not in unclear):
+        if equal(group.get(key), saved[key]):
+            continue
+        if not schedule.use_checkpoint_opt_param_scheduler:
+            schedule.require_same(f"group {index}: {key}", group.get(key), saved[key])
+        changes[key] = saved[key]
+        merge.kept.pop(f"group {index}: {key}", None)
 
 
 def equal(left: Any, right: Any) -> bool:

@@ -18,12 +18,12 @@ from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._building.asked import (
     dtypes_refused,
     refusal,
+    require_known_roles,
     require_name,
     require_ownership,
     require_supported,
     require_trainable,
     unused,
-    warn_where_idle,
 )
 from megaopt_core.optimizers._building.builder import ChildBuilder, grad_scaler
 from megaopt_core.optimizers._building.late_params import LateParams
@@ -178,7 +178,7 @@ def get_megatron_optimizer(
     )
     require_trainable(routed)
     if routing is None:
-        warn_where_idle(config, routed)
+        require_known_roles(config, routed)
     optimizer = optimizer_from_routing(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )

@@ -22,6 +22,7 @@ __all__ = [
     "ConfigFileError",
     "ConfigurationError",
     "ConformanceError",
+    "DoubtfulRolesWarning",
     "DuplicateNameError",
     "GradientError",
     "MegaoptError",
@@ -213,6 +214,10 @@ class BrokenPluginError(PluginError):
     def __init__(self, message: str, *, plugin: str) -> None:
         super().__init__(message)
         self.plugin = plugin
+
+
+class DoubtfulRolesWarning(UserWarning):
+    """An optimizer for matrices was built for a model of which it is in doubt which parameters are matrices."""
 
 
 class BrokenPluginWarning(UserWarning):

@@ -46,6 +46,7 @@ def configure_optimizers(model):
         clip_grad=grad_clip,
         muon_extra_scale_factor=0.2,
         adam_beta2=0.95,
+        example=batch(0),
     )
 
 

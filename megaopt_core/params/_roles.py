@@ -58,6 +58,7 @@ class RoleDecision:
         doubt: what about it is a guess; reports say so.
         unread: nothing that reads models was there, and it would know more.
         reader: distribution and version of the plugin that read it from the model; empty: none did.
+        no_forward: why the one forward that was to show it could not be run; empty: it ran, or none was to run.
 
     Example:
         >>> RoleDecision(Role.OUTPUT, "no forward calls it", doubt=Doubt.ROLE).uncertain
@@ -70,6 +71,7 @@ class RoleDecision:
     doubt: Doubt = Doubt.NONE
     unread: bool = False
     reader: str = field(default="", eq=False)
+    no_forward: str = field(default="", eq=False)
 
     @property
     def uncertain(self) -> bool:

@@ -93,7 +93,7 @@ def megaopt_advice(name: str, known: Sequence[str], optimizer: str | None, kind:
 
 @hookspec
 def megaopt_annotate_params(  # type: ignore[empty-body]
-    model_chunk: torch.nn.Module, example: Any
+    model_chunk: torch.nn.Module, example: Any, no_forward: str
 ) -> Mapping[str, Role | MatrixView | RoleDecision]:
     """Say what parameters of a model are that the plugin knows how to see.
 
@@ -104,6 +104,7 @@ def megaopt_annotate_params(  # type: ignore[empty-body]
     Args:
         model_chunk: one model chunk, unwrapped, possibly on the meta device.
         example: a batch of the user's for one forward, which a reader may run on the meta device; None: there is none.
+        no_forward: why no forward may be run, though there is a batch; empty: one may.
 
     Returns:
         `{qualified name: Role, MatrixView or RoleDecision}`; a `MatrixView` means role matrix with that view.

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from megaopt_core.reporting._text_table import format_table, longest_line, wrapped
 
-__all__ = ["Alike", "alike", "name_pattern", "shown_count", "shown_rate", "table_with_reasons"]
+__all__ = ["Alike", "alike", "name_pattern", "numberless", "shown_count", "shown_rate", "table_with_reasons"]
 
 _MANY = 3
 """So many rows with one reason send it below the table."""
@@ -63,6 +63,19 @@ def alike(rows: Iterable[tuple[str, Hashable, Any]]) -> list[Alike]:
         Alike(found[0][0] if len(found) == 1 else pattern, tuple(row for _, row in found))
         for (pattern, _), found in groups.items()
     ]
+
+
+def numberless(reason: str) -> str:
+    """Return a reason with a * for the numbers of the layers that it names, so that those of all layers are one.
+
+    Args:
+        reason: the reason.
+
+    Example:
+        >>> numberless("a product takes it at blocks.3.down; 3 parts of it are used apart")
+        'a product takes it at blocks.*.down; 3 parts of it are used apart'
+    """
+    return re.sub(r"\.\d+(?=[.;, )]|$)", ".*", reason)
 
 
 def table_with_reasons(

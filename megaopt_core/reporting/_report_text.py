@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from megaopt_core.reporting._alike import Alike, alike, shown_count, shown_rate, table_with_reasons
+from megaopt_core.reporting._alike import (
+    Alike,
+    alike,
+    numberless,
+    shown_count,
+    shown_rate,
+    table_with_reasons,
+)
 from megaopt_core.reporting._text_table import fitted_table, format_table, wrapped
 from megaopt_core.routing._routing import UNSHARDED
 
@@ -108,7 +115,7 @@ def _params_table(groups: Sequence[Alike], width: int) -> str:
             first.optimizer,
             shown_rate(first.lr),
             shown_rate(first.wd),
-            first.reason,
+            first.reason if len(group.members) == 1 else numberless(first.reason),
         ]
         for group, first in zip(groups, firsts, strict=True)
     ]
@@ -123,7 +130,7 @@ def _shape(rows: Sequence[ParamRow]) -> str:
 
 
 def _facts(row: ParamRow) -> tuple[object, ...]:
-    return row.shape, row.optimizer, row.lr, row.wd, row.reason, row.uncertain
+    return row.shape, row.optimizer, row.lr, row.wd, numberless(row.reason), row.uncertain
 
 
 def _by_treatment(rows: Iterable[ParamRow]) -> list[Alike]:

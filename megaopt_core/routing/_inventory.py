@@ -149,12 +149,14 @@ class Inventory:
         frozen: those that do not train.
         failed: errors of plugins that could not read the model.
         excluded: those that train and that an override sends to no optimizer.
+        no_forward: why a forward that was to show roles could not be run; empty: it ran, or none was to run.
     """
 
     trainable: list[InventoryItem]
     frozen: list[InventoryItem]
     failed: list[PluginHookError] = field(factory=list)
     excluded: list[InventoryItem] = field(factory=list)
+    no_forward: str = ""
 
     def names(self) -> list[str]:
         """Return every name, aliases included."""
@@ -178,6 +180,7 @@ def take_inventory(
     pgs: ProcessGroupCollection,
     fqn: NameMap | None = None,
     example: Any = None,
+    no_forward: str = "",
 ) -> Inventory:
     """Return every parameter of the chunks with its role and its place in the logical tensor.
 
@@ -186,6 +189,7 @@ def take_inventory(
         pgs: the process groups.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch for the one chunk that there is.
+        no_forward: why no forward may be run; empty: one may.
 
     Raises:
         RoutingError: two parameters have one name, or tensor parallelism has cut one in a way that cannot be stepped.
@@ -196,7 +200,10 @@ def take_inventory(
     inventory = Inventory([], [])
     seen: dict[str, int] = {}
     for index, chunk in enumerate(chunks):
-        decisions = infer_roles(chunk, example=example, failed=inventory.failed)
+        decisions = infer_roles(chunk, example=example, no_forward=no_forward, failed=inventory.failed)
+        inventory.no_forward = inventory.no_forward or next(
+            (decision.no_forward for decision in decisions.values() if decision.no_forward), ""
+        )
         for named in named_params(chunk):
             name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
             if not isinstance(name, str) or seen.get(name) == index:

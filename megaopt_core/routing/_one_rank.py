@@ -43,6 +43,7 @@ class Told:
     followed: str = ""
     claims: frozenset[str] = frozenset()
     stages: Mapping[str, list[int]] = Factory(dict)
+    no_forward: str = ""
 
 
 @frozen
@@ -66,6 +67,7 @@ def route_this_rank(
     example: Any = None,
     routing: GivenRouting | None = None,
     trusted_names: Collection[str] = (),
+    no_forward: str = "",
 ) -> RankRouting:
     """Return what this rank decides of its parameters, by itself.
 
@@ -78,6 +80,7 @@ def route_this_rank(
         example: as for `route`.
         routing: as for `route`.
         trusted_names: as for `route`.
+        no_forward: why no forward may be run; empty: one may.
 
     Raises:
         MegaoptError: as for `route`.
@@ -85,7 +88,7 @@ def route_this_rank(
     registry = get_registry()
     primary = registry.optimizer(config.optimizer)
     stored = read_stored_routing(routing)
-    inventory = take_inventory(chunks, pgs, fqn, example)
+    inventory = take_inventory(chunks, pgs, fqn, example, no_forward)
     overrides = OverrideSet()
     if config_overrides is None or getattr(config_overrides, "with_standard", False):
         standard = get_standard_config_overrides(config)
@@ -139,6 +142,7 @@ def route_this_rank(
             pgs.axes,
             pgs.coordinates,
         ),
+        no_forward=inventory.no_forward,
     )
     return RankRouting(inventory, assignments, specs, held, overrides, told)
 

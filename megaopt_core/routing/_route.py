@@ -87,23 +87,11 @@ def route(
     chunks = chunks_of(model_chunks)
     _require_function(fqn)
     pgs = find_process_groups(chunks) if pg_collection is None else ProcessGroupCollection.of(pg_collection)
-    mine, error = None, None
-    try:
-        mine = route_this_rank(config, chunks, config_overrides, pgs, fqn, example, routing, trusted_names)
-    except MegaoptError as raised:
-        error = raised
-    alike = [settings_alike(config)]
-    if mine is not None:
-        alike += params_alike(mine.held, pgs)
-    gathered = agree_over_ranks(
-        Told() if mine is None else mine.told,
-        pgs,
-        "routing the parameters",
-        error=error,
-        alike=alike,
-        advice=ADVICE,
-    )
-    assert mine is not None  # noqa: S101 - else agree_over_ranks has raised this rank's error
+    asked = (config, chunks, config_overrides, pgs, fqn, example, routing, trusted_names)
+    mine, gathered = _agreed(asked, pgs)
+    if _failed_on_some(gathered):
+        rank, why = next((rank, told.no_forward) for rank, told in enumerate(gathered) if told.no_forward)
+        mine, gathered = _agreed((*asked, f"it failed on rank {rank}: {why}"), pgs)
     if len({told.followed for told in gathered}) > 1:
         raise RoutingError(
             f"the ranks follow different routings: routing={routing!r} must be one checkpoint, which all of them see, "
@@ -115,6 +103,39 @@ def route(
     matched = {pattern for told in gathered for pattern in told.matched}
     raise_unmatched(mine.overrides, matched, mine.inventory.names())
     return _assemble(config, mine, gathered, pgs)
+
+
+def _agreed(asked: tuple[Any, ...], pgs: ProcessGroupCollection) -> tuple[RankRouting, list[Told]]:
+    """Return what this rank decides, and what all ranks tell; where a forward ran on some alone, nothing is compared.
+
+    Args:
+        asked: the arguments of :func:`route_this_rank`.
+        pgs: the process groups.
+    """
+    mine, error = None, None
+    try:
+        mine = route_this_rank(*asked)
+    except MegaoptError as raised:
+        error = raised
+    alike = [settings_alike(asked[0])]
+    if mine is not None:
+        alike += params_alike(mine.held, pgs)
+    gathered = agree_over_ranks(
+        Told() if mine is None else mine.told,
+        pgs,
+        "routing the parameters",
+        error=error,
+        alike=alike,
+        advice=ADVICE,
+        unless=_failed_on_some,
+    )
+    assert mine is not None  # noqa: S101 - else agree_over_ranks has raised this rank's error
+    return mine, gathered
+
+
+def _failed_on_some(gathered: Sequence[Told]) -> bool:
+    """Return whether the forward that shows roles could be run on some ranks alone."""
+    return len({bool(told.no_forward) for told in gathered}) > 1
 
 
 def _require_function(fqn: object) -> None:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
+from megaopt_core.errors import (
+    ConfigurationError,
+    DoubtfulRolesWarning,
+    OwnershipError,
+    RoutingError,
+    ShardingError,
+    UnsupportedSettingError,
+)
 from megaopt_core.optimizers._gradients.grad_scaler import DynamicGradScaler, MegatronGradScaler
 from megaopt_core.params._names import shown
 from megaopt_core.params._roles import Doubt
@@ -19,7 +26,7 @@ from megaopt_core.registry._catalogue import RESOLVER
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._unused_settings import unused_settings, warn_of_unused
 from megaopt_core.reporting._use import Use
-from megaopt_core.routing._routing import Routing
+from megaopt_core.routing._routing import ParamRoute, Routing
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -29,12 +36,12 @@ if TYPE_CHECKING:
 __all__ = [
     "dtypes_refused",
     "refusal",
+    "require_known_roles",
     "require_name",
     "require_ownership",
     "require_supported",
     "require_trainable",
     "unused",
-    "warn_where_idle",
 ]
 
 _STRATEGY_SETTINGS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
@@ -79,22 +86,67 @@ def require_trainable(routing: Routing) -> None:
     raise ConfigurationError("there is nothing to train: the model has no parameters", setting="model")
 
 
-def warn_where_idle(config: OptimizerConfig, routing: Routing) -> None:
-    """Warn where the optimizer that was asked for steps nothing, because nobody knows what parameters are.
+def require_known_roles(config: OptimizerConfig, routing: Routing) -> None:
+    """Warn where it is in doubt which parameters are matrices, if that matters to the optimizer that was asked for.
 
     Args:
         config: the run's configuration.
         routing: what was routed.
+
+    Raises:
+        RoutingError: the optimizer is for matrices, and steps nothing on any rank.
     """
-    doubtful = [entry for entry in routing.params.values() if entry.decision.doubt is Doubt.ROLE]
-    if doubtful and all(child.optimizer != config.optimizer for child in routing.children):
-        steps = ", ".join(sorted({child.optimizer for child in routing.children}))
-        warnings.warn(
-            f"{config.optimizer!r} steps no parameter, {steps} all: what {len(doubtful)} of them are is in doubt, "
-            f"as with {doubtful[0].name!r} ({doubtful[0].decision.reason})",
-            UserWarning,
-            stacklevel=4,
+    name = config.optimizer
+    if get_registry().optimizer(name).accepts is None:
+        return
+    weights = {
+        param: entry
+        for param, entry in routing.params.items()
+        if len(entry.spec.shape) > 1 and "optimizer" not in entry.override
+    }
+    kept = {p: e for p, e in weights.items() if e.decision.doubt is Doubt.ROLE and e.spec.optimizer != name}
+    whole = {
+        p: e for p, e in weights.items() if e.decision.doubt is Doubt.LAYOUT and e.spec.optimizer == name
+    }
+    lines = []
+    if kept:
+        lines.append(
+            f"{len(kept)} of {len(weights)} weights are left to {_optimizers(kept)}, because it is in doubt whether "
+            f"they are hidden matrices: {_first_reasons(kept)}"
         )
+    if whole:
+        lines.append(
+            f"{len(whole)} of {len(weights)} are stepped as one matrix each, though they may hold several: "
+            f"{_first_reasons(whole)}"
+        )
+    failed = next((e.decision.no_forward for e in weights.values() if e.decision.no_forward), "")
+    lines += [failed] if failed and lines else []
+    remedy = (
+        "Pass example=batch, and one forward on the meta device shows what they are; or set the attribute use_muon "
+        "(is it a matrix?) or matrix_view (which matrices lie inside?) of the parameter, or give an override"
+    )
+    idle = all(child.optimizer != name for child in routing.children)
+    if idle and not any("optimizer" in entry.override for entry in routing.params.values()):
+        why = lines or [
+            f"no trainable parameter is a hidden matrix; {_optimizers(routing.params)} would step them all"
+        ]
+        raise RoutingError(
+            ". ".join((f"{name!r} would step nothing on any rank: {why[0]}", *why[1:], remedy))
+        )
+    if lines:
+        warnings.warn(
+            ". ".join((f"{name!r}: {lines[0]}", *lines[1:], remedy)), DoubtfulRolesWarning, stacklevel=4
+        )
+
+
+def _optimizers(entries: Mapping[str, ParamRoute]) -> str:
+    return ", ".join(sorted({entry.spec.optimizer for entry in entries.values()}))
+
+
+def _first_reasons(entries: Mapping[str, ParamRoute]) -> str:
+    """Return the first names, and why the first of them is in doubt."""
+    first = next(iter(entries.values()))
+    return f"{shown(list(entries), 3)} ({first.decision.reason})"
 
 
 def require_supported(config: OptimizerConfig, routing: Routing) -> None:

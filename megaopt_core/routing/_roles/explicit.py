@@ -183,7 +183,9 @@ def _denied(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
 
 def _as_found(said: RoleDecision, found: RoleDecision) -> RoleDecision:
     """Return a matrix of which only that was said: which matrices lie inside is as sure as whoever found it."""
-    said = evolve(said, reader=found.reader)
-    who_knows = found.reason.partition("; ")[2]
-    why = f"which matrices lie inside is not known; {who_knows}"
-    return doubted(said, why, Doubt.LAYOUT) if found.unread else said
+    said = evolve(said, reader=found.reader, no_forward=found.no_forward)
+    unknown = found.role in (Role.ELEMENTWISE, Role.EMBEDDING) and found.view is None
+    if found.doubt is Doubt.LAYOUT or found.unread or unknown:
+        why = f"which matrices lie inside is not known; {found.reason.partition('; ')[2]}".rstrip("; ")
+        return doubted(said, why, Doubt.LAYOUT)
+    return said

@@ -30,6 +30,7 @@ def infer_roles(
     annotations: Mapping[str, Role | MatrixView] | None = None,
     *,
     example: Any = None,
+    no_forward: str = "",
     failed: list[PluginHookError] | None = None,
 ) -> dict[str, RoleDecision]:
     """Find what every parameter of a model is.
@@ -44,6 +45,7 @@ def infer_roles(
         annotations: canonical name to role or view, beside what plugins annotate.
         example: a batch that a reader may run one forward with, on the meta device: a tensor, a tuple of arguments or a
             mapping of keyword arguments.
+        no_forward: why no forward may be run, though there is a batch: another rank's failed; empty: one may.
         failed: where errors of plugins that cannot read this model are put, which is then decided without them; None:
             the first is raised.
 
@@ -71,7 +73,7 @@ def infer_roles(
     for entry in entries:
         if nn.parameter.is_lazy(entry.param):
             raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
-    said, read = _ask_plugins(unwrap(model), known, example, failed)
+    said, read = _ask_plugins(unwrap(model), known, failed, example=example, no_forward=no_forward)
     said |= annotations or {}
     rules = BaseRules(unwrap(model), reader=_absent_reader(read))
     return {
@@ -93,16 +95,16 @@ def _read(entry: NamedParam, read: Mapping[str, RoleDecision]) -> RoleDecision |
 
 
 def _ask_plugins(
-    model: nn.Module, known: Collection[str], example: Any, failed: list[PluginHookError] | None
+    model: nn.Module, known: Collection[str], failed: list[PluginHookError] | None, **asked: Any
 ) -> tuple[dict[str, Said], dict[str, RoleDecision]]:
     """Return what plugins say about a model's parameters, and what they have read from the model, by canonical name.
 
     Args:
         model: one model chunk, unwrapped.
         known: the names of its parameters.
-        example: a batch that a plugin may run one forward with; None: there is none.
         failed: where the error of a plugin that raises or answers nonsense is put, and nothing that it said is taken;
             None: it is raised.
+        asked: what else the hook takes.
 
     Raises:
         RoutingError: two plugins contradict each other.
@@ -110,7 +112,7 @@ def _ask_plugins(
     """
     answers: dict[tuple[str, bool], tuple[Any, PluginInfo]] = {}
     for plugin, result in get_registry().call_each(
-        "megaopt_annotate_params", failed=failed, model_chunk=model, example=example
+        "megaopt_annotate_params", failed=failed, model_chunk=model, **asked
     ):
         nonsense = _nonsense(result, known)
         if nonsense is None:

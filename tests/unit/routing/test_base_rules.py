@@ -180,17 +180,20 @@ def megaopt_optimizer_entries():
 """
 
 
-def test_an_optimizer_that_steps_nothing_for_want_of_a_reader_is_warned_of(plugins) -> None:
+def test_an_optimizer_that_steps_nothing_for_want_of_a_reader_is_refused(plugins) -> None:
     """Whoever has asked for it would find another one's run."""
     plugins.install("matrices", MATRICES)
     plugins.registry()
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
-    with pytest.warns(UserWarning, match="'of_matrices' steps no parameter, plain all") as caught:
+    with pytest.raises(
+        RoutingError, match="'of_matrices' would step nothing on any rank: 2 of 2 weights"
+    ) as caught:
         build_optimizer(model, "of_matrices", lr=0.1)
-    assert "what 2 of them are is in doubt, as with '0.weight' (weight of Linear: hidden or" in str(
-        caught[0].message
+    assert (
+        "in doubt whether they are hidden matrices: 0.weight, 1.weight (weight of Linear: hidden or"
+        in str(caught.value)
     )
-    assert "pip install megaopt-roles" in str(caught[0].message)
+    assert "pip install megaopt-roles" in str(caught.value)
     model[0].weight.matrix_view = "matrix"
     assert build_optimizer(model, "of_matrices", lr=0.1).report().params[0].optimizer == "of_matrices"
 

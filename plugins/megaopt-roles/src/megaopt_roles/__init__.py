@@ -1,3 +1,3 @@
-"""What the parameters of any model are, read from its modules and their forwards, as a megaopt plugin."""
+"""What the parameters of any model are, seen in its modules and one forward, as a megaopt plugin."""
 
 __all__: list[str] = []

@@ -18,8 +18,10 @@ megaopt_api = "1"
 
 
 @hookimpl
-def megaopt_annotate_params(model_chunk: torch.nn.Module, example: Any) -> Mapping[str, RoleDecision]:
+def megaopt_annotate_params(
+    model_chunk: torch.nn.Module, example: Any, no_forward: str
+) -> Mapping[str, RoleDecision]:
     """Return a decision for every parameter, with its reason and whether it is certain."""
-    from megaopt_roles.infer import read_roles  # it reads sources, which nothing but routing needs
+    from megaopt_roles.reading import read_roles  # it watches a forward, which nothing but routing needs
 
-    return read_roles(model_chunk, example)
+    return read_roles(model_chunk, example, no_forward=no_forward)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from megaopt_core import MatrixView
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_testing.trial import Trial
 
@@ -29,7 +30,7 @@ class Few(nn.Module):
         chance = torch.Generator().manual_seed(seed)
         self.weight = nn.Parameter(torch.randn(shape, generator=chance))
         self.bias = nn.Parameter(torch.randn(5, generator=chance))
-        self.weight.use_muon = True  # type: ignore[attr-defined] # nothing calls it, so what it is is said
+        self.weight.matrix_view = MatrixView()  # type: ignore[attr-defined] # nothing shows what it is
 
 
 def built_few(trial: Trial, seed: int = 0, shape: tuple[int, int] = (6, 4)) -> tuple[Few, MegatronOptimizer]:

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from megaopt_core.params import Fused, MatrixView
+
 __all__ = ["SharedBlocks", "TinyGPT"]
 
 VOCABULARY = 19
@@ -18,6 +20,10 @@ class _Block(nn.Module):
         self.heads = heads
         self.norm_attention = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width)
+        qkv = MatrixView(
+            split_sizes=(width,) * 3, label="qkv", fused=Fused.QKV, head_sizes=(width // heads,) * 3
+        )
+        self.query_key_value.weight.matrix_view = qkv  # type: ignore[attr-defined] # torch's tensors take any attribute
         self.out = nn.Linear(width, width, bias=False)
         self.norm_mlp = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)

@@ -85,7 +85,7 @@ def _ask(plugin: str, model: nn.Module) -> dict[str, Any]:
     """Return what the plugin's hook says, whatever type it is of."""
     hooks = subject(Kind.ROLES, plugin).hooks
     found: dict[str, Any] = {}
-    for answer in hooks.megaopt_annotate_params(model_chunk=model, example=None):
+    for answer in hooks.megaopt_annotate_params(model_chunk=model, example=None, no_forward=""):
         if not isinstance(answer, Mapping):
             _fail(plugin, f"it answers {type(answer).__name__}; an answer is {{qualified name: what it is}}")
         found.update(answer)

@@ -136,7 +136,10 @@ class Run:
         self.text = text
         self.config = OptimizerConfig(optimizer=recipe.optimizer, lr=recipe.lr, **recipe.settings)
         self.model = build_model(recipe.shape, recipe.seed)
-        self.optimizer = get_megatron_optimizer(self.config, [self.model])
+        inputs, _ = next(
+            iter(batches(text.train, 1, recipe.context, recipe.seed))
+        )  # of a generator of its own
+        self.optimizer = get_megatron_optimizer(self.config, [self.model], example=inputs)
         self.scheduler = _scheduler(recipe, self.config, self.optimizer)
 
     def train(self, watchers: Sequence[Watcher] = ()) -> RunResult:

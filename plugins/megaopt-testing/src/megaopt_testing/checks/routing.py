@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from megaopt_core import OptimizerConfig, Routing, route
 from megaopt_core.errors import MegaoptError
 from megaopt_testing.trial import DEFAULT_SETTINGS, Trial, some
@@ -26,7 +28,8 @@ def check_meta_routing(optimizer: str, **settings: Any) -> None:
     trial = Trial(optimizer, settings)
     config = OptimizerConfig(**{**DEFAULT_SETTINGS, **settings, "optimizer": optimizer})
     real = route(config, [trial.model()])
-    model = trial.model().to("meta")
+    with torch.device("meta"):
+        model = trial.model()
     try:
         meta = route(config, [model])
     except MegaoptError:

@@ -9,7 +9,7 @@ from torch import nn
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.params import DEFAULT_ALIGNMENT, Granularity
+from megaopt_core.params import DEFAULT_ALIGNMENT, Granularity, MatrixView
 from megaopt_core.registry import get_registry
 from megaopt_testing.long_run import built_few, step_few
 from megaopt_testing.snapshot import params_of
@@ -37,7 +37,7 @@ class One(nn.Module):
         self.beside = nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(5)))
         for param in (self.weight, self.beside):
             if param.ndim > 1:
-                param.use_muon = True  # type: ignore[attr-defined] # nothing calls it, so what it is is said
+                param.matrix_view = MatrixView()  # type: ignore[attr-defined] # nothing shows what it is
 
 
 def check_shapes(optimizer: str, **settings: Any) -> None:

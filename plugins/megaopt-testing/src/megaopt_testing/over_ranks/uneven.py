@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from megaopt_core import ShardingStrategy, build_optimizer, get_registry
+from megaopt_core import MatrixView, ShardingStrategy, build_optimizer, get_registry
 from megaopt_core.optimizers import MegatronOptimizer
 
 __all__ = ["Uneven", "built", "takes_cut", "train", "values_of"]
@@ -44,7 +44,7 @@ class Uneven(nn.Module):
     def say_what_is_what(self) -> None:
         """Mark the matrices as hidden ones, since nothing calls them; cutting makes other parameters of them."""
         for matrix in (self.tall, self.wide, self.few, self.square, self.never):
-            matrix.use_muon = True  # type: ignore[attr-defined] # torch's tensors take any attribute
+            matrix.matrix_view = MatrixView()  # type: ignore[attr-defined] # nothing shows what it is
 
     def cut(self) -> None:
         """Cut it by FSDP2 over all ranks, but for the parameter without a dimension, which every rank has."""

@@ -10,6 +10,7 @@ from megaopt_core.reporting import (
     alike,
     fitted_table,
     name_pattern,
+    numberless,
     shown_count,
     shown_rate,
     table_with_reasons,
@@ -96,7 +97,7 @@ def _narrow_cells(group: Alike) -> dict[str, Any]:
         "shape": shown_count(row["shape"], len(group.members)),
         "optimizer": row["optimizer"] + (" ?" if row["uncertain"] else ""),
         "lr": shown_rate(row["lr"]),
-        "why": row["reason"],
+        "why": row["reason"] if len(group.members) == 1 else numberless(row["reason"]),
     }
 
 
@@ -113,13 +114,13 @@ def _wide_cells(group: Alike) -> dict[str, Any]:
         "group": row["group"],
         "lr": _lr(row),
         "wd": shown_rate(row["weight_decay"]),
-        "why": row["reason"],
+        "why": row["reason"] if len(group.members) == 1 else numberless(row["reason"]),
     }
 
 
 def _facts(row: Row) -> tuple[str, ...]:
     """Return what parameters have in common that share a row."""
-    return tuple(str(value) for key, value in row.items() if key != "name")
+    return tuple(numberless(str(value)) for key, value in row.items() if key != "name")
 
 
 def _short_view(view: str | None) -> str:

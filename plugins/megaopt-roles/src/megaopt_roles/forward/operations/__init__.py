@@ -1,1 +1,0 @@
-"""What functions and methods of torch do to activations."""

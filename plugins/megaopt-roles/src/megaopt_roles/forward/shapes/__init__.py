@@ -1,1 +1,0 @@
-"""What functions that change shapes, and indices, do to activations and weights."""

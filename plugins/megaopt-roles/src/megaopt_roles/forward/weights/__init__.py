@@ -1,1 +1,0 @@
-"""What is done to weights that are used by hand, and to their axes."""

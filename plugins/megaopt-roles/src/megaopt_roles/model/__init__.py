@@ -1,1 +1,0 @@
-"""What the forwards of a whole model say, taken together."""

@@ -1,0 +1,134 @@
+"""What a parameter is, from what a watched forward showed of it."""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from megaopt_core.params import Doubt, MatrixView, NamedParam, Role, RoleDecision
+from megaopt_core.routing import doubted, elementwise, embedding, matrix, output
+from megaopt_roles.views import seen_view
+from megaopt_roles.watch import Met, Notes, Use
+
+__all__ = ["verdict", "with_view"]
+
+
+_UNSEEN = "which matrices lie inside was not seen"
+
+
+@frozen
+class _Seen:
+    """What was seen of one parameter, over all objects that share its memory."""
+
+    keys: frozenset[int]
+    notes: Notes
+
+    @property
+    def uses(self) -> set[Use]:
+        return set[Use]().union(*(self.notes.uses.get(key, set()) for key in self.keys))
+
+    def at(self, what: str) -> str:
+        """Return " at layers.3" for the module where something was seen first."""
+        place = next((p for key in self.keys if (p := self.notes.where.get((key, what)))), "")
+        return f" at {place}" if place else ""
+
+    def view(self, entry: NamedParam, base: MatrixView | None) -> MatrixView | None:
+        if self.keys & self.notes.obscured:
+            return None
+        key = next((key for key in self.keys if self.notes.products.get(key)), id(entry.param))
+        return seen_view(tuple(entry.param.shape), key, self.notes, base)
+
+
+def _seen(entry: NamedParam, notes: Notes) -> _Seen:
+    return _Seen(frozenset({id(entry.param), *map(id, entry.twins)}), notes)
+
+
+def with_view(entry: NamedParam, found: RoleDecision, notes: Notes) -> RoleDecision:
+    """Return a decision whose role is certain with the view that a forward shows.
+
+    Args:
+        entry: the parameter.
+        found: what is known of it.
+        notes: what the forward showed.
+    """
+    seen = _seen(entry, notes)
+    if found.role is not Role.MATRIX or Use.CONTRACTED not in seen.uses:
+        return found
+    unstated = found.doubt is Doubt.LAYOUT and entry.param.dim() > 2
+    view = seen.view(entry, None if unstated else found.view)
+    if view is None:
+        return found if found.uncertain else doubted(found, _UNSEEN, Doubt.LAYOUT)
+    settled = Doubt.NONE if found.doubt is Doubt.LAYOUT else found.doubt
+    parts = f"; {len(view.split_sizes)} parts of its product are used apart" if view.split_sizes else ""
+    reason = found.reason if found.doubt is not Doubt.LAYOUT else found.reason.partition("; ")[0]
+    return evolve(found, view=view, doubt=settled, reason=f"{reason}{parts if view != found.view else ''}")
+
+
+def verdict(entry: NamedParam, notes: Notes, base: MatrixView | None = None) -> RoleDecision | None:
+    """Return what a parameter is; None where the forward did not use it.
+
+    Args:
+        entry: the parameter, of two or more dimensions.
+        notes: what the forward showed.
+        base: the view that its layer says; None: it is no layer's.
+    """
+    seen, shape = _seen(entry, notes), tuple(entry.param.shape)
+    uses = seen.uses
+    if not uses or Use.UNKNOWN in uses:
+        return None
+    if sum(size > 1 for size in shape) < 2 and base is None:
+        return elementwise("one row")
+    if Use.INDEXED in uses:
+        return embedding(f"{Use.INDEXED}{seen.at(Use.INDEXED)}")
+    if not uses & {Use.CONTRACTED, Use.ATTENDED} or (Use.CONTRACTED not in uses and base is None):
+        use = next((use for use in (Use.DEPTHWISE, Use.ATTENDED, Use.ROWS, Use.ENTRIES) if use in uses), None)
+        return elementwise(f"{use}{seen.at(use)}" if use else "no product sums over it")
+    if base is None and (tables := uses & {Use.PICKED, Use.SCORING}) and len(shape) == 2:
+        return elementwise(f"a table: {min(tables)}{seen.at(min(tables))}")
+    if base is None and ((Use.EXPANDED in uses and shape[0] == 1) or Use.ATTENDED in uses):
+        return elementwise(
+            f"tokens: repeated for every example, or weighed by a softmax{seen.at(Use.ATTENDED)}"
+        )
+    if Use.CHOSEN in uses and entry.owners and base is None:
+        return doubted(elementwise(f"{Use.CHOSEN}: learned queries, or a projection"))
+    if notes.uncertain_rows & seen.keys and not any(
+        product.ins or product.outs for key in seen.keys for product in notes.products.get(key, ())
+    ):
+        return doubted(elementwise("something fixed takes its rows, and the result is an activation"))
+    return _contracted(entry, seen, uses, base)
+
+
+def _contracted(entry: NamedParam, seen: _Seen, uses: set[Use], base: MatrixView | None) -> RoleDecision:
+    """Return what a parameter is that a product sums over: hidden, or a head."""
+    notes, shape = seen.notes, tuple(entry.param.shape)
+    projected, adding = notes.consumed & seen.keys, notes.adding & seen.keys
+    view = seen.view(entry, base)
+    where = (
+        f"its product returns to the stream{seen.at('adding')}"
+        if adding
+        else (f"a product takes what it makes{seen.at('consumed')}")
+    )
+    hidden = matrix(where, view or base or MatrixView())
+    if view is None:
+        hidden = doubted(hidden, _UNSEEN, Doubt.LAYOUT)
+    elif view.split_sizes:
+        hidden = evolve(
+            hidden, reason=f"{where}; {len(view.split_sizes)} parts of its product are used apart"
+        )
+    ended = {met for key, met in notes.ends if key in seen.keys}
+    if uses & {Use.ENTRIES, Use.SUMMED}:
+        return doubted(
+            hidden if projected else elementwise("a product sums over it, and it is used by entries")
+        )
+    if adding:
+        return hidden
+    if projected:
+        returned = Met.DIRECT in ended and notes.direct & seen.keys
+        return doubted(hidden, "the model returns its product, too") if returned else hidden
+    if ended and ended <= {Met.SCALED}:
+        return doubted(evolve(hidden, reason="only a norm stands between its product and the output"))
+    if ended:
+        head = output("its product is the output: nothing takes it")
+        if len(shape) == 2 and shape[0] == shape[1]:
+            return doubted(head, "it is as wide as what it takes: it may be hidden in a larger model")
+        return head if ended & {Met.DIRECT, Met.SCORED} else doubted(head, "it meets what others made")
+    return doubted(evolve(hidden, reason="nothing takes its product"))

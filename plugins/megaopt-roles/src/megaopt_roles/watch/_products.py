@@ -1,0 +1,233 @@
+"""Matrix products, convolutions and lookups: which dimensions of a parameter they contract, or index."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from megaopt_roles.watch._notes import Contraction, Notes, Use
+from megaopt_roles.watch._values import NOTHING, Atom, Axes, Met, Run, Value, blank
+
+__all__ = ["FACTORS", "LOOKUPS", "joined", "lookup", "product"]
+
+FACTORS = {
+    **dict.fromkeys(("mm", "bmm", "linear", "mv", "_grouped_mm", "_scaled_mm", "_int_mm", "dot"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"), (1, 2)),
+    **dict.fromkeys(("convolution", "_convolution"), (0, 1)),
+    "_trilinear": (0, 1, 2),
+}
+"""Operators that multiply matrices, with the positions of these among their arguments."""
+
+LOOKUPS = frozenset(
+    ("embedding", "index", "index_select", "gather", "_embedding_bag", "_embedding_bag_forward_only", "take")
+)
+
+
+def product(
+    notes: Notes,
+    name: str,
+    args: Sequence[Any],
+    pairs: Sequence[tuple[torch.Tensor, Value]],
+    made: torch.Tensor,
+) -> Value:
+    """Return what is known of a product.
+
+    Args:
+        notes: what the forward shows.
+        name: of the operator.
+        args: its arguments.
+        pairs: its factors with what is known of them.
+        made: the result.
+    """
+    values = [value for _, value in pairs]
+    weights = [value for value in values if value.weights]
+    others = [value for value in values if not value.weights]
+    if weights and any(value.one_hot for value in others):
+        for value in weights:
+            notes.use(value.weights, Use.INDEXED)
+        return Value(makers=frozenset(), made=True)
+    if not weights:
+        return _of_activations(notes, pairs)
+    if not others:
+        right = values[-1]
+        if not (right.weights <= notes.layers and not values[0].weights & notes.layers and len(values) == 2):
+            return _of_weights(notes, name, pairs)
+        notes.use(values[0].weights, Use.ROWS)
+        weights, others = [right], [evolve(NOTHING, makers=frozenset(), inner=True)]
+        pairs = [(pairs[0][0], others[0]), pairs[1]]
+    params = frozenset[int]().union(*(value.weights for value in weights))
+    is_convolution = "conv" in name
+    fixed = not any(value.is_activation or value.zero for value in others)
+    if not is_convolution and fixed and not params <= notes.layers:
+        notes.use(params, Use.MIXED)  # a lookup, a rotation
+        return Value(weights=params, made=True)
+    weighed = len(weights) == 1 and any(
+        value.soft and any(met in (Met.JOINED, Met.SCORED) for _, met in value.makers or ())
+        for value in others
+    )
+    if is_convolution and args[8] > 1 and args[8] == args[0].shape[1] and not pairs[0][1].weights:
+        notes.use(params, Use.DEPTHWISE)
+        given = pairs[0][1]
+        kept = given.axes is not None and made.shape[1] == args[0].shape[1]
+        axes = (given.axes[0], given.axes[1], *map(blank, made.shape[2:])) if kept and given.axes else None
+        return evolve(joined(notes, [given]), axes=axes)
+    notes.use(params, Use.ATTENDED if weighed else Use.CONTRACTED)
+    for value in others:
+        notes.consume(value, by=params)
+    every = [
+        _contracted(notes, name, index == 0, factor, value, axes, args, made)
+        for index, (factor, value) in enumerate(pairs)
+        for axes in (value.every_axes if value.weights else ())
+        if len(axes) == factor.dim()
+    ]
+    makers = frozenset((param, Met.DIRECT) for param in params)
+    known = [axes for axes in every if axes is not None]
+    return Value(
+        makers=makers,
+        inner=all(value.inner or not value.is_activation for value in others),
+        axes=known[0] if known else None,
+        also=tuple(known[1:]),
+        made=True,
+        product=True,
+        sources=tuple(others),
+    )
+
+
+def _of_activations(notes: Notes, pairs: Sequence[tuple[torch.Tensor, Value]]) -> Value:
+    """Return what is known of a product of activations: of attention, or with a weight that layers made."""
+    values = [value for _, value in pairs]
+    _note_heads(notes, pairs)
+    if sum(value.inner for value in values) != 1:
+        return joined(notes, values, in_product=True)
+    for value in values:
+        notes.consume(value)
+    return Value(makers=frozenset(), made=True, product=True, sources=tuple(values))
+
+
+def _of_weights(notes: Notes, name: str, pairs: Sequence[tuple[torch.Tensor, Value]]) -> Value:
+    """Return what is known of a product of parameters alone: its rows are those of the left one."""
+    left, right = pairs[0][1], pairs[-1][1]
+    axes = None
+    if len(pairs) == 2 and left.axes and right.axes:
+        ins, outs = (-1, 0) if name == "linear" else (0, -1)
+        axes = (*left.axes[:-1], right.axes[outs])
+        _note(notes.inner, left.weights, left.axes[-1], left.axes[0])
+        _note(notes.inner, right.weights, right.axes[ins], right.axes[outs])
+    return Value(weights=left.weights | right.weights, rows=left.rows, axes=axes, made=True)
+
+
+def _note(notes: defaultdict[int, set[Contraction]], params: Iterable[int], *some: tuple[Atom, ...]) -> None:
+    """Note the dimensions of parameters that a product sums over, that became features, that count matrices."""
+    for param in params:
+        dims = [frozenset(atom.dim for atom in atoms if atom.param == param) for atoms in some]
+        if any(dims):
+            notes[param].add(Contraction(*dims, *[frozenset[int]()] * (3 - len(dims))))
+
+
+def _contracted(
+    notes: Notes,
+    name: str,
+    first: bool,
+    factor: torch.Tensor,
+    value: Value,
+    own: Axes,
+    args: Sequence[Any],
+    made: torch.Tensor,
+) -> Axes | None:
+    """Note which dimensions of a parameter a product sums over; return the axes of the result."""
+    axes: list[tuple[Atom, ...]] | None
+    batch: tuple[Atom, ...] = ()
+    if "conv" in name:
+        kernel = sum(own[2:], ())
+        transposed = bool(args[6])
+        ins, outs = (own[0], own[1] + kernel) if transposed else (own[1] + kernel, own[0])
+        features = own[1 if transposed else 0]
+        axes = [blank(made.shape[0]), features, *map(blank, made.shape[2:])] if args[8] == 1 else None
+    elif factor.dim() == 1:
+        ins, outs, axes = own[0], (), None
+    else:
+        by_row = name == "linear" or first
+        ins, outs, batch = own[-1 if by_row else -2], own[-2 if by_row else -1], sum(own[:-2], ())
+        at = -2 if first and name != "linear" else -1
+        axes = [blank(size) for size in made.shape]
+        if len(axes) >= 2 and prod(atom.size for atom in outs) == made.shape[at]:
+            axes[at] = outs
+            if len(own) == 3 and len(axes) == 3:
+                axes[0] = own[0] or axes[0]
+    _note(notes.products, value.weights, ins, outs, batch)
+    return None if axes is None else tuple(axes)
+
+
+def _note_heads(notes: Notes, pairs: Sequence[tuple[torch.Tensor, Value]]) -> None:
+    """Note the heads that factors of attention were shaped into: a run of features, beside others of the product."""
+    for _, value in pairs:
+        for dim in value.axes or ():
+            for atom in dim if len(dim) == 1 else ():
+                if atom.param is None or atom.stride != 1 or len(value.axes or ()) < 3:
+                    continue
+                parts = frozenset(part for part in value.parts if part[0].param == atom.param)
+                notes.heads[atom.param].add((parts, atom.size))
+
+
+def lookup(
+    notes: Notes, given: Sequence[tuple[torch.Tensor, Value]], made: torch.Tensor, args: Sequence[Any]
+) -> Value:
+    """Return what is known of rows that were looked up.
+
+    Args:
+        notes: what the forward shows.
+        given: the table and what indexes it, with what is known of them.
+        made: the result.
+        args: the arguments.
+    """
+    (table, value), *keys = given
+    if value.weights and table.dim() == 2:
+        if any(key.is_activation for _, key in keys):
+            notes.use(value.rows or value.weights, Use.INDEXED)
+            return Value(makers=frozenset((param, Met.DIRECT) for param in value.projected), made=True)
+        notes.use(value.rows, Use.PICKED)
+    if value.is_activation and isinstance(args[1], list | tuple):  # which features it takes is not known here
+        for atoms in (
+            atoms for atoms, key in zip(value.axes or (), args[1], strict=False) if key is not None
+        ):
+            notes.obscured |= {atom.param for atom in atoms if atom.param is not None}
+    lead, axes = made.dim() - table.dim() + 1, None
+    if value.axes is not None and len(value.axes) == table.dim() and made.shape[lead:] == table.shape[1:]:
+        axes = (*map(blank, made.shape[:lead]), *value.axes[1:])  # rows, or one matrix of a stack for each
+    sources = (value, *(key for _, key in keys))
+    return evolve(
+        value, axes=axes, sources=sources, parts=frozenset(), zero=False, one_hot=False, summing=None
+    )
+
+
+def joined(notes: Notes, values: Sequence[Value], *, in_product: bool = False) -> Value:
+    """Return the activation that several values make together.
+
+    Args:
+        notes: what the forward shows.
+        values: the values.
+        in_product: a product joins them.
+    """
+    makers = frozenset[tuple[int, Met]]().union(*(value.makers or frozenset() for value in values))
+    makers |= {(param, Met.DIRECT) for value in values for param in value.projected}
+    if in_product:
+        for value in values:
+            notes.take(value)
+        if sum(bool(value.makers or value.weights) for value in values) > 1:
+            scores = not any(value.soft for value in values) and all(met is Met.DIRECT for _, met in makers)
+            makers = frozenset((param, Met.SCORED if scores else Met.JOINED) for param, _ in makers)
+    flows = [value for value in values if value.is_activation]
+    return Value(
+        makers=makers,
+        loose=frozenset[tuple[Run, int]]().union(*(value.loose for value in flows))
+        if not in_product
+        else frozenset(),
+        inner=bool(flows) and all(value.inner for value in flows),
+        made=any(value.made for value in values),
+        sources=tuple(values),
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress, repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -16,16 +17,31 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import PluginError
 from megaopt_core.parallel._agreement import Comparison, Rows, fingerprint
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
+from megaopt_core.params._names import shown
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._assign import Assignment
 from megaopt_core.routing._groups import GroupKey
 from megaopt_core.routing._inventory import InventoryItem
 
-__all__ = ["ADVICE", "Holding", "params_alike", "plain_words", "settings_alike"]
+__all__ = [
+    "ADVICE",
+    "Holding",
+    "params_alike",
+    "plain_words",
+    "settings_alike",
+    "stages_of_names",
+    "wrong_names",
+]
 
 ADVICE = (
     "Give the same model, configuration and overrides on all of these ranks. Ranks that hold models, stages or shards "
     "of their own say so with pg_collection; ProcessGroupCollection() is that of a model on one rank alone"
+)
+
+_NAME_ADVICE = (
+    "give build_optimizer and the save fqn=lambda chunk, name: ..., which returns the name that the whole model has: "
+    're.sub(r"(layers|experts)\\.(\\d+)", lambda found: f"{found[1]}.{int(found[2]) + FIRST}", name), with the number '
+    "FIRST of this rank's first layer or expert"
 )
 
 _OF_THE_RANK = ("timers", "config_logger_dir")
@@ -206,3 +222,40 @@ def _row(item: InventoryItem, key: GroupKey) -> tuple[str, dict[str, str]]:
         "shared_embedding": repr(item.shared_embedding),
     }
     return f"parameter {item.name!r}", said
+
+
+def stages_of_names(
+    names: Iterable[str], experts: Iterable[str], axes: Mapping[str, int], rank: Mapping[str, int]
+) -> dict[str, list[int]]:
+    """Return where the tensors are that no other stage of a pipeline, or rank of an expert group, has.
+
+    Args:
+        names: of this rank's tensors, but for those that stages share.
+        experts: those of them that are experts.
+        axes: number of ranks along each axis.
+        rank: where this rank stands on them.
+    """
+    found: dict[str, list[int]] = {}
+    for axis, mine in (("pp", names), ("ep", experts)):
+        if axes.get(axis, 1) > 1:
+            found |= {f"{axis}:{name}": [rank.get(axis, 0)] for name in sorted(set(mine))}
+    return found
+
+
+def wrong_names(of_ranks: Iterable[Mapping[str, Iterable[int]]]) -> str | None:
+    """Return what is wrong with names that several places have, and what to do; None where there are none.
+
+    Args:
+        of_ranks: what :func:`stages_of_names` returned on each.
+    """
+    seen: dict[str, set[int]] = defaultdict(set)
+    for of_rank in of_ranks:
+        for name, at in of_rank.items():
+            seen[name].update(at)
+    twice = sorted({name.partition(":")[2] for name, at in seen.items() if len(at) > 1})
+    if not twice:
+        return None
+    return (
+        f"ranks of a pipeline or an expert group have different tensors of one name: {shown(twice)}. Each numbers its "
+        f"own from 0: {_NAME_ADVICE}"
+    )

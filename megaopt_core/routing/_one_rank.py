@@ -17,14 +17,13 @@ from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
 from megaopt_core.params._specs import ParamSpec
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._agreement import Holding
+from megaopt_core.routing._agreement import Holding, stages_of_names
 from megaopt_core.routing._assign import Assigner, Assignment
 from megaopt_core.routing._groups import GroupKey
 from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inventory
 from megaopt_core.routing._overrides.from_config import get_standard_config_overrides
 from megaopt_core.routing._overrides.matching import STANDARD, OverrideSet
 from megaopt_core.routing._overrides.settings import OverrideSettings
-from megaopt_core.routing._own_names import stages_of_names
 from megaopt_core.routing._plugin_faults import add_plugin_overrides, raise_or_warn
 from megaopt_core.routing._routing import NameMap
 from megaopt_core.routing._sharding import strategies_that_claim

@@ -15,12 +15,11 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
-from megaopt_core.routing._agreement import ADVICE, params_alike, settings_alike
+from megaopt_core.routing._agreement import ADVICE, params_alike, settings_alike, wrong_names
 from megaopt_core.routing._groups import GroupKey, GroupSpec, children_of, group_values, order_children
 from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._one_rank import RankRouting, Told, route_this_rank
 from megaopt_core.routing._overrides.matching import raise_unmatched
-from megaopt_core.routing._own_names import wrong_names
 from megaopt_core.routing._process_groups import find_process_groups
 from megaopt_core.routing._routing import NameMap, ParamRoute, Routing
 from megaopt_core.routing._sharding import chosen_strategy, strategy_of

@@ -1,9 +1,15 @@
 """State by parameter name: enumerated, sliced, matched, restored, whoever stores the bytes."""
 
 from megaopt_core.state._collected import Collected, collect_state
-from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
+from megaopt_core.state._document import (
+    describe_optimizer,
+    optimizer_names,
+    plugins_of,
+    require_own_names,
+    versions,
+)
+from megaopt_core.state._kept import Kept
 from megaopt_core.state._manifest import CHECKSUMS, FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
-from megaopt_core.state._own_names import require_own_names
 from megaopt_core.state._pieces import OwnedState, PieceState, piece_states
 from megaopt_core.state._protocol import NamedPieces, NamedState
 from megaopt_core.state._ranks import Ranks
@@ -30,6 +36,7 @@ __all__ = [
     "Chunk",
     "Collected",
     "GroupMerge",
+    "Kept",
     "LoadPlan",
     "LoadedBeside",
     "Manifest",

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import asdict
 
-from megaopt_core.errors import CheckpointMismatchError, PluginError, ViewError
+from megaopt_core.errors import CheckpointError, CheckpointMismatchError, PluginError, ViewError
+from megaopt_core.params._parts import is_marked_expert
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Granularity
 from megaopt_core.params._views import MATRIX, MatrixView
 from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._agreement import stages_of_names, wrong_names
 from megaopt_core.state._collected import Collected
 from megaopt_core.state._notes import Notes, joined_notes, notes_of
 from megaopt_core.state._ranks import Ranks
@@ -32,6 +34,7 @@ __all__ = [
     "optimizer_names",
     "plugins_of",
     "readers_of",
+    "require_own_names",
     "routed_of",
     "settings_of",
     "stored_view",
@@ -299,3 +302,24 @@ def _shortened(record: dict[str, Any]) -> dict[str, Any]:
     if values and all(value == values[0] for value in values):
         return {"value": values[0]}
     return record
+
+
+def require_own_names(optimizer: NamedState | None, names: Iterable[str], ranks: Ranks) -> None:
+    """Raise where ranks of a pipeline or of an expert group have one name for different tensors: a collective.
+
+    Args:
+        optimizer: knows where this rank stands; None, or wrapped by hand: nobody does.
+        names: of this rank's tensors.
+        ranks: who saves.
+
+    Raises:
+        CheckpointError: a name means several tensors.
+    """
+    routing, stages = None if optimizer is None else optimizer.routing, dict[str, list[int]]()
+    if optimizer is not None and routing is not None:
+        shared = {name for name, entry in routing.params.items() if entry.shared}
+        experts = [name for param, name in optimizer.names.items() if is_marked_expert(param)]
+        stages = stages_of_names(set(names) - shared, experts, routing.axes, routing.rank)
+    wrong = wrong_names(ranks.gather_different(stages))
+    if wrong is not None:
+        raise CheckpointError(wrong)

@@ -12,7 +12,6 @@ from megaopt_core.execution._away import InnerPart
 if TYPE_CHECKING:
     from megaopt_core.config._group_values import GroupChecks
     from megaopt_core.routing._routing import Routing
-    from megaopt_core.schedules._scheduler import OptimizerParamScheduler
     from megaopt_core.sharding._protocol import ShardedParams
 
 __all__ = ["NamedPieces", "NamedState", "Record"]
@@ -76,7 +75,7 @@ class NamedState(Protocol):
         """Keeps steps and saves apart: `with step_lock.saving():`."""
 
     @property
-    def schedules(self) -> Sequence[Callable[[], OptimizerParamScheduler | None]]:
+    def schedules(self) -> Sequence[Callable[[], Any]]:
         """References to the schedulers that set its groups."""
 
     bounds_before_load: list[dict[str, Any]] | None

@@ -11,9 +11,14 @@ import torch
 from megaopt_core.errors import CheckpointMismatchError, StateDictError
 from megaopt_core.state._collected import PREFIX, collect_state
 from megaopt_core.state._description import read_description
-from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
+from megaopt_core.state._document import (
+    describe_optimizer,
+    optimizer_names,
+    plugins_of,
+    require_own_names,
+    versions,
+)
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredTensor
-from megaopt_core.state._own_names import require_own_names
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.plan import plan_load
 from megaopt_core.state._sources import MemorySource

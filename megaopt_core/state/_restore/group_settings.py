@@ -13,7 +13,6 @@ from megaopt_core.state._document import configured
 from megaopt_core.state._values.encoding import decode
 
 if TYPE_CHECKING:
-    from megaopt_core.schedules._scheduler import OptimizerParamScheduler
     from megaopt_core.state._protocol import NamedState
 
 __all__ = ["GroupMerge", "merge_groups"]
@@ -146,7 +145,7 @@ def _merge_one(
 
 
 def _follow(
-    schedule: OptimizerParamScheduler,
+    schedule: Any,
     merge: GroupMerge,
     index: int,
     group: Mapping[str, Any],

@@ -11,6 +11,7 @@ as other matrices is wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import lzma
 import signal
@@ -18,10 +19,11 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from library_batches import batches
@@ -86,6 +88,7 @@ def compare(
     said: Mapping[str, RoleDecision],
     stored: Mapping[str, tuple[str, str]],
     truth: Callable[..., list[str] | None],
+    reached: set[str],
 ) -> tuple[Counter[str], list[tuple[str, str, str, str, str]]]:
     """Return counts, and every parameter that is not right and certain: name, shape, stored, said, reason."""
     counts, wrong = Counter[str](), []
@@ -93,6 +96,9 @@ def compare(
         text = decision_text(decision)
         shape, before = stored.get(name, ("", "elementwise"))
         if name not in stored and text == "elementwise":
+            continue
+        if name not in reached:
+            counts["not reached by the batch"] += 1
             continue
         allowed = truth(name, shape, before)
         if allowed is None:
@@ -128,18 +134,24 @@ def meet(library: str, reader: Reader, args: argparse.Namespace) -> dict[str, An
             with torch.device("meta"):
                 model = build().eval()
             truth = lambda *given, name=name: verdicts.truth(library, name, *given)  # noqa: E731
-            counts, wrong = compare(reader(model, None)[1], stored[name], truth)
+            said = reader(model, None)[1]
+            if _is_another(model, stored[name]):
+                unread[name] = "another model of the same name is stored"
+                continue
+            counts, wrong = compare(said, stored[name], truth, set(said))
             total["none"] += counts
             rows["none"] += [(name, *row) for row in wrong]
-            why = "no batch"
-            for batch in batches(model):
-                ran, said = reader(model, batch)
-                if ran:
-                    counts, wrong = compare(said, stored[name], truth)
-                    total["batch"] += counts
-                    rows["batch"] += [(name, *row) for row in wrong]
-                    break
-                why = str(said)[:200]
+            why = ""
+            with _reached(model) as reached:
+                for batch in batches(model):
+                    reached.clear()
+                    ran, said = reader(model, batch)
+                    if ran:
+                        counts, wrong = compare(said, stored[name], truth, reached)
+                        total["batch"] += counts
+                        rows["batch"] += [(name, *row) for row in wrong]
+                        break
+                    why = why or str(said)[:200]
             if not ran:
                 unread[name] = why
         except Exception as error:  # noqa: BLE001 - the others go on
@@ -148,7 +160,8 @@ def meet(library: str, reader: Reader, args: argparse.Namespace) -> dict[str, An
                 traceback.print_exc()
         finally:
             signal.alarm(0)
-        total["batch" if ran else "none"]["models"] += 1
+        total["none"]["models"] += 1
+        total["batch"]["models"] += ran
         print(
             f"{library} {i} {name} {time.process_time() - start:.1f} s {'' if ran else unread.get(name)}",
             flush=True,
@@ -156,11 +169,43 @@ def meet(library: str, reader: Reader, args: argparse.Namespace) -> dict[str, An
     return {"counts": {key: dict(value) for key, value in total.items()}, "rows": rows, "unread": unread}
 
 
-def read_installed(model: nn.Module, batch: Any) -> tuple[bool, Mapping[str, RoleDecision]]:
-    """Read with what is installed."""
-    from megaopt_core.routing import infer_roles
+def _is_another(model: nn.Module, stored: Mapping[str, tuple[str, str]]) -> bool:
+    """Return whether the shapes of a model are not those that are stored under its name."""
+    shapes = {name: "x".join(map(str, param.shape)) for name, param in model.named_parameters()}
+    return any(shapes.get(name) != shape for name, (shape, _) in stored.items())
 
-    return True, infer_roles(model, example=batch)
+
+@contextlib.contextmanager
+def _reached(model: nn.Module) -> Iterator[set[str]]:
+    """Collect the parameters of the modules that a forward calls, and of their children that are layers.
+
+    A condition on a tensor without values (is anything masked?) is false meanwhile, as in a model that has no padding.
+    """
+    found = set[str]()
+    handles = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = {f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)}
+        for part, child in module.named_children():
+            if not any(True for _ in child.children()):
+                own |= {f"{path}.{part}.{name}".lstrip(".") for name, _ in child.named_parameters()}
+        handles.append(module.register_forward_pre_hook(lambda *_, own=own: found.update(own)))
+    try:
+        with mock.patch.object(torch.Tensor, "__bool__", return_value=False):
+            yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def read_installed(model: nn.Module, batch: Any) -> tuple[bool, Any]:
+    """Read with what is installed; without a batch no forward is run, not even with one that a library brings."""
+    from megaopt_roles.reading import read_roles
+
+    if batch is None:
+        return True, read_roles(model, no_forward="not asked")
+    said = read_roles(model, batch)
+    why = next((decision.no_forward for decision in said.values() if decision.no_forward), "")
+    return (False, why) if why else (True, said)
 
 
 def _stop(*_: Any) -> None:

@@ -187,7 +187,9 @@ class GroupedAttention(nn.Module):
         q, k, v = qkv.split((q_per_kv, 1, 1), dim=2)
         q, k, v = (part.reshape(b, -1, t, self.size) for part in (q, k, v))
         q = torch.cat((-q[..., self.size // 2 :], q[..., : self.size // 2]), dim=-1) * sin + q * cos
-        y = F.scaled_dot_product_attention(q, k.repeat_interleave(q_per_kv, dim=1), v)
+        y = F.scaled_dot_product_attention(
+            q, k.repeat_interleave(q_per_kv, dim=1), v.repeat_interleave(q_per_kv, dim=1)
+        )
         return self.proj(y.transpose(1, 2).reshape(b, t, self.heads * self.size))
 
 

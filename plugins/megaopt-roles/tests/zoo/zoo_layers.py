@@ -146,7 +146,7 @@ class FlatExperts(nn.Module):
 
 
 class GroupedExperts(nn.Module):
-    def __init__(self, experts: int = 4, d: int = 8, hidden: int = 6) -> None:
+    def __init__(self, experts: int = 4, d: int = 8, hidden: int = 16) -> None:
         super().__init__()
         self.w1 = nn.Parameter(torch.zeros(experts, hidden, d))
         self.w2 = nn.Parameter(torch.zeros(experts, d, hidden))

@@ -343,7 +343,7 @@ EXPECTED = {
     "knowledge graph": (
         Relations,
         {
-            "matrices": MatrixView(batch_dims=1),
+            "matrices": O,
             "entity.weight": E,
             "relation.weight": E,
             "bilinear.weight": O,

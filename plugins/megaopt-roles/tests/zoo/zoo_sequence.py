@@ -216,7 +216,7 @@ EXPECTED = {
             "word_embeds.weight": E,
             **{f"lstm.weight_{k}_l0{d}": split(6, 6, 6, 6) for k in ("ih", "hh") for d in ("", "_reverse")},
             "hidden2tag.weight": O,
-            "crf.transitions": X,
+            "crf.transitions": E,
         },
     ),
     "additive attention": (

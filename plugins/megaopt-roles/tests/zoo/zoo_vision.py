@@ -21,7 +21,7 @@ def split(*sizes: int, **view: Any) -> MatrixView:
 class RelativeAttention(nn.Module):
     """Attention whose bare bias table is indexed by a buffer of offsets."""
 
-    def __init__(self, dim: int = 16, heads: int = 2, window: int = 3) -> None:
+    def __init__(self, dim: int = 16, heads: int = 2, window: int = 4) -> None:
         super().__init__()
         self.heads, self.window = heads, window
         self.relative_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
@@ -47,7 +47,7 @@ class GatheredAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.relative_bias_table = nn.Parameter(torch.zeros(49, heads))
-        self.register_buffer("relative_index", torch.zeros(16, 1, dtype=torch.long))
+        self.register_buffer("relative_index", torch.zeros(256, 1, dtype=torch.long))
         self.table = nn.Parameter(torch.zeros(1, heads, 7, 7))
         self.qkv = nn.Linear(dim, dim * 3)
         self.proj = nn.Linear(dim, dim)
@@ -58,8 +58,8 @@ class GatheredAttention(nn.Module):
         )
         dots = torch.matmul(q, k.transpose(-1, -2))
         bias = self.relative_bias_table.gather(0, self.relative_index.repeat(1, self.heads))
-        dots = dots + bias.view(4, 4, -1).permute(2, 0, 1).unsqueeze(0)
-        dots = dots + F.interpolate(self.table, size=(4, 4), mode="bicubic")
+        dots = dots + bias.view(16, 16, -1).permute(2, 0, 1).unsqueeze(0)
+        dots = dots + F.interpolate(self.table, size=(16, 16), mode="bicubic")
         return self.proj(torch.matmul(dots.softmax(-1), v).transpose(1, 2).flatten(2))
 
 

@@ -105,7 +105,7 @@ def compare(
             counts["open"] += 1
             continue
         roles = {certain(one).split(" ")[0] for one in allowed}
-        right = certain(text) in map(certain, allowed)
+        right = any(fnmatchcase(certain(text), certain(one)) for one in allowed)
         role = certain(text).split(" ")[0] in roles
         doubt = "doubtful" if "?" in text else "view doubtful" if "~" in text else "certain"
         counts[f"{'right' if right else 'wrong view' if role else 'wrong'}, {doubt}"] += 1

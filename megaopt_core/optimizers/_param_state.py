@@ -10,6 +10,7 @@ from attrs import frozen
 
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.execution._placeholders import is_placeholder
+from megaopt_core.optimizers._computed_state import ComputedState
 from megaopt_core.params._parts import local_tensor
 from megaopt_core.params._shards import Box, Shard, whole
 from megaopt_core.precision._policy import MAIN_PARAM
@@ -149,7 +150,7 @@ class ParamState(MutableMapping[str, Any]):
     Of a piece with several members, state tensors of the piece's shape show the member's elements: a view in the
     parameter's shape where the piece holds all of it, else flat; those of several pieces are joined, and anything else
     is the same. State that the policy stores with a scale (fp16, fp8 and 8-bit moments) and main values that it splits
-    are computed when they are read, as is what is joined; assign them to change them.
+    are computed when they are read, as is what is joined; writing into them raises, assign them to change them.
 
     Args:
         slices: what each piece keeps of the parameter, one after the other.
@@ -174,6 +175,17 @@ class ParamState(MutableMapping[str, Any]):
         return box[1] if position == torch.Size(box[1]).numel() else None
 
     def __getitem__(self, key: str) -> Any:
+        value = self.read(key)
+        if type(value) is not torch.Tensor or value.data_ptr() == self.read(key).data_ptr():
+            return value
+        return ComputedState.of(value, key, self._slices[0].shard.name)
+
+    def read(self, key: str) -> Any:
+        """Return a state as a plain tensor: live where it is stored as it is, else computed.
+
+        Args:
+            key: the state's key.
+        """
         if len(self._slices) == 1 or not all(each.is_elementwise(key) for each in self._slices):
             return self._slices[0].read(key)
         joined = torch.cat([each.read(key).reshape(-1) for each in self._slices])

@@ -74,7 +74,7 @@ def _exported(kept: Mapping[str, Any], key: str, *, as_slices: bool) -> Any:
     part = kept.sliced(key) if as_slices and isinstance(kept, ParamState) else None
     if part is not None:
         return part
-    value = kept[key]
+    value = kept.read(key) if isinstance(kept, ParamState) else kept[key]
     return value.detach() if isinstance(value, torch.nn.Parameter) else value
 
 

@@ -38,7 +38,7 @@ from megaopt_core.registry._advice import advice_on
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._watched_model import WatchedModel
-from megaopt_core.routing._route import route
+from megaopt_core.routing._route import route, usual_modes
 from megaopt_core.routing._routing import Routing
 from megaopt_core.routing._sharding import reduced_elsewhere, strategy_layouts
 from megaopt_core.routing._wrapped_model import (
@@ -121,6 +121,7 @@ def build_optimizer(
     )
 
 
+@usual_modes()
 def get_megatron_optimizer(
     config: OptimizerConfig,
     model_chunks: Sequence[torch.nn.Module],
@@ -190,6 +191,7 @@ def get_megatron_optimizer(
     return optimizer
 
 
+@usual_modes()
 def optimizer_from_routing(
     routing: Routing,
     config: OptimizerConfig,

@@ -7,7 +7,8 @@ exception inherit from it too (`ValueError`, `LookupError`...): code that catche
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 __all__ = [
@@ -48,7 +49,25 @@ __all__ = [
     "UnsupportedSettingError",
     "UnusedSettingWarning",
     "ViewError",
+    "naming_user_function",
+    "shown_value",
 ]
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as an error shows it, whatever it is: one that nests too deep, or fails to show itself, by type.
+
+    Args:
+        value: what was given.
+
+    Example:
+        >>> shown_value("fast")
+        "'fast'"
+    """
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - whatever its class raises
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 class MegaoptError(Exception):
@@ -94,7 +113,7 @@ class ConfigurationError(MegaoptError, ValueError):
             >>> ConfigurationError.of("lr", -1.0, "must be a number of at least 0")
             ConfigurationError('lr=-1.0: must be a number of at least 0')
         """
-        written = repr(value) if shown is None else shown
+        written = shown_value(value) if shown is None else shown
         return cls(f"{where}{setting}={written}: {why}", setting=setting, value=value, **about)
 
     @classmethod
@@ -431,3 +450,30 @@ class CheckpointMismatchError(CheckpointError, StateDictError):
     def __init__(self, message: str, *, path: str | None = None, names: Iterable[str] = ()) -> None:
         super().__init__(message, path=path)
         self.names = tuple(names)
+
+
+@contextmanager
+def naming_user_function(whose: str, names: str) -> Iterator[None]:
+    """Say of an exception in a function that a user gave whose it is; ours pass.
+
+    Args:
+        whose: the argument that the function was given by.
+        names: what it was called with, in words.
+
+    Raises:
+        ConfigurationError: it raised; what it raised is the cause.
+
+    Example:
+        >>> with naming_user_function("fqn", "(0, 'weight')"):
+        ...     {}["weight"]
+        Traceback (most recent call last):
+        megaopt_core.errors.ConfigurationError: fqn(0, 'weight') raised KeyError: 'weight'
+    """
+    try:
+        yield
+    except MegaoptError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{whose}{names} raised {type(error).__name__}: {error}", setting=whose
+        ) from error

@@ -42,5 +42,5 @@ def _value(text: str) -> Any:
         return _WORDS[text]
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):  # what nests too deep is no value of a setting either
         return text

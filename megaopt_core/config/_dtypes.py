@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from megaopt_core.errors import shown_value
+
 __all__ = ["FLOAT_DTYPES", "STATE_DTYPES", "dtype_name", "parse_dtype", "shown"]
 
 _MOST_BITS = 256
@@ -70,4 +72,4 @@ def shown(value: Any) -> str:
     """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"a number of {value.bit_length()} bits"  # some are so long that Python does not write them
-    return repr(dtype_name(value) if isinstance(value, torch.dtype) else value)
+    return shown_value(dtype_name(value) if isinstance(value, torch.dtype) else value)

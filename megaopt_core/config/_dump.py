@@ -42,5 +42,5 @@ def dump_config(config: OptimizerConfig) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text + "\n")
         partial.replace(target)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # of a path that no file can have, too
         raise ConfigurationError.of("config_logger_dir", folder, f"cannot be written to ({error})") from error

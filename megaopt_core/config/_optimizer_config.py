@@ -18,7 +18,7 @@ from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFields, core_field_info
 from megaopt_core.config._plugin_settings import check_settings, read_setting, settings_of
 from megaopt_core.config._strategy_flags import STRATEGY_FLAGS, with_one_strategy
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.errors import ConfigurationError, shown_value
 from megaopt_core.registry._catalogue import TOOLS
 from megaopt_core.registry._missing import import_distribution
 
@@ -141,9 +141,16 @@ class OptimizerConfig(CoreFields):
         Raises:
             ConfigurationError: as at construction.
         """
-        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        names = list(settings) if isinstance(settings, Mapping) else [settings]
+        wrong = [name for name in names if not isinstance(name, str)]
+        if wrong or not isinstance(settings, Mapping):
+            given = (
+                f"the key {shown_value(wrong[0])}"
+                if isinstance(settings, Mapping)
+                else type(settings).__name__
+            )
             raise ConfigurationError(
-                f"from_dict: got {type(settings).__name__}; give a mapping of names to values, as to_dict() returns",
+                f"from_dict: got {given}; give a mapping of names to values, as to_dict() returns",
                 setting="settings",
                 value=settings,
             )

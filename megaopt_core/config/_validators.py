@@ -104,7 +104,7 @@ def _is_scale(value: Any) -> bool:
     """Return whether a loss can be multiplied by a number in fp32, and gradients by 1 over it."""
     if not 0 < value <= torch.finfo(torch.float32).max:
         return False
-    rounded = torch.tensor(value, dtype=torch.float64).float()
+    rounded = torch.tensor(value, dtype=torch.float64, device="cpu").float()
     return all(0.0 < float(each) < math.inf for each in (rounded, rounded.double().reciprocal().float()))
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
+from megaopt_core.errors import naming_user_function
+
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
 
@@ -40,7 +42,10 @@ def stage(config: OptimizerConfig, name: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _observed(config: OptimizerConfig, name: str) -> Iterator[None]:
-    timer = None if config.timers is None else config.timers(name, log_level=1)
+    timer = None
+    if config.timers is not None:
+        with naming_user_function("timers", f"({name!r}, log_level=1)"):
+            timer = config.timers(name, log_level=1)
     if timer is not None:
         timer.start(barrier=config.barrier_with_L1_time)
     try:

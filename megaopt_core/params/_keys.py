@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from megaopt_core.errors import OverrideError
+from megaopt_core.errors import OverrideError, naming_user_function
 from megaopt_core.params._roles import Role
 
 __all__ = ["ParamKey", "ParamPredicate", "ParamWithNamePredicate", "as_tuple"]
@@ -42,7 +42,10 @@ class ParamPredicate:
 
     def __call__(self, param: torch.nn.Parameter) -> bool:
         """Return whether the parameter matches."""
-        return bool(self.fn(param))
+        with naming_user_function(
+            f"predicate {self.name!r}", f" on a parameter of shape {tuple(param.shape)}"
+        ):
+            return bool(self.fn(param))
 
 
 @frozen
@@ -65,7 +68,8 @@ class ParamWithNamePredicate:
 
     def __call__(self, param: torch.nn.Parameter, name: str) -> bool:
         """Return whether the parameter matches under this name."""
-        return bool(self.fn(param, name))
+        with naming_user_function(f"predicate {self.name!r}", f" on parameter {name!r}"):
+            return bool(self.fn(param, name))
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -173,7 +177,9 @@ class ParamKey:
             if fnmatchcase(param_name, pattern):
                 return f"name {pattern!r}"
         for attribute in as_tuple(self.attr):
-            if getattr(param, attribute, False):
+            with naming_user_function(f"attribute {attribute!r}", f" of parameter {param_name!r}"):
+                has_it = bool(getattr(param, attribute, False))
+            if has_it:
                 return f"attribute {attribute!r}"
         for predicate in as_tuple(self.predicate):
             if predicate(param):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypedDict, cast
 
-from megaopt_core.errors import OverrideConflictError, OverrideError
+from megaopt_core.errors import OverrideConflictError, OverrideError, shown_value
 
 __all__ = [
     "NO_OPTIMIZER",
@@ -124,7 +124,7 @@ def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:
             )
         wrong = _wrong_value(key, value)
         if wrong is not None:
-            raise OverrideError(f"override {key}={value!r}: {wrong}", key=key, value=value)
+            raise OverrideError(f"override {key}={shown_value(value)}: {wrong}", key=key, value=value)
         checked[key] = value
     return cast("ParamGroupOverride", checked)
 

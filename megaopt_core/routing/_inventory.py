@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from attrs import define, evolve, field, frozen
 
-from megaopt_core.errors import PluginError, PluginHookError, RoutingError, ViewError
+from megaopt_core.errors import PluginError, PluginHookError, RoutingError, ViewError, naming_user_function
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._names import NamedParam, named_params
 from megaopt_core.params._parts import LogicalPart, logical_part
@@ -205,7 +205,7 @@ def take_inventory(
             (decision.no_forward for decision in decisions.values() if decision.no_forward), ""
         )
         for named in named_params(chunk):
-            name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
+            name, *aliases = (_named(fqn, index, local) for local in (named.name, *named.aliases))
             if not isinstance(name, str) or seen.get(name) == index:
                 raise RoutingError(
                     f"fqn({index}, {named.name!r}) returned {name!r}; it must return a name for every parameter of "
@@ -221,12 +221,25 @@ def take_inventory(
                     names=[name],
                 )
             seen[name] = index
+            if named.param.is_inference():
+                raise RoutingError(
+                    f"parameter {name!r} was made inside torch.inference_mode(), and cannot be trained: make the model "
+                    "outside of it",
+                    names=[name],
+                )
             part = logical_part(named.param, name, pgs)
             _require_view_fits(named.param, name, decisions[named.name], part)
             _require_group_name(named.param, name)
             item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], part)
             (inventory.trainable if named.param.requires_grad else inventory.frozen).append(item)
     return inventory
+
+
+def _named(fqn: NameMap | None, index: int, local: str) -> str:
+    if fqn is None:
+        return local
+    with naming_user_function("fqn", f"({index}, {local!r})"):
+        return fqn(index, local)
 
 
 def _require_group_name(param: torch.Tensor, name: str) -> None:

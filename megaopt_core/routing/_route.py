@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +29,20 @@ from megaopt_core.routing._stored import GivenRouting
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["route", "route_added"]
+__all__ = ["route", "route_added", "usual_modes"]
 
 
+@contextmanager
+def usual_modes() -> Iterator[None]:
+    """Make tensors that can be stepped and read, whatever mode the caller is in."""
+    with ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(mode=False))
+        if torch.get_default_device().type == "meta":  # where a model is made without memory
+            modes.enter_context(torch.device("cpu"))
+        yield
+
+
+@usual_modes()
 def route(
     config: OptimizerConfig,
     model_chunks: Sequence[torch.nn.Module] | torch.nn.Module,

@@ -7,8 +7,10 @@ import warnings
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from megaopt_core.errors import ConfigurationError
 from megaopt_core.state._ranks import Ranks
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ def dump_group_map(routing: Routing, path: str | os.PathLike[str]) -> None:
     Args:
         routing: whose groups.
         path: the folder.
+
+    Raises:
+        ConfigurationError: it cannot be written to.
 
     Example:
         >>> import tempfile, torch, warnings
@@ -46,4 +51,9 @@ def dump_group_map(routing: Routing, path: str | os.PathLike[str]) -> None:
     tensors = {name: torch.tensor(group) for name, group in groups.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        save(tensors, checkpoint_id=os.fspath(path))
+        try:
+            save(tensors, checkpoint_id=os.fspath(path))
+        except (CheckpointException, OSError, ValueError) as error:
+            name = "dump_param_to_param_group_map"
+            reason = str(error).strip().splitlines()[-1]  # torch's ends with that of the first rank
+            raise ConfigurationError.of(name, path, f"cannot be written to ({reason})") from error

@@ -21,7 +21,11 @@ def _extended(torch_cls: type) -> inspect.Signature:
     signature = inspect.signature(torch_cls)
     kind = inspect.Parameter.KEYWORD_ONLY
     own = inspect.Parameter("cautious_weight_decay", kind, default=False, annotation=bool)
-    return signature.replace(parameters=[*signature.parameters.values(), own])
+    parameters = list(signature.parameters.values())
+    # A package that wraps torch's constructor may leave `*args, **kwargs` of it: nothing stands behind these.
+    is_open = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    parameters.insert(len(parameters) - is_open, own)
+    return signature.replace(parameters=parameters)
 
 
 class _Cautious(torch.optim.Adam):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from attrs import define, field
 
-from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.errors import CheckpointMismatchError, naming_user_function
 from megaopt_core.params import shown
 
 __all__ = ["NameTable", "Rename", "renamed"]
@@ -86,4 +86,7 @@ def renamed(name: str, rename: Rename | None) -> str:
     """
     if rename is None:
         return name
-    return rename.get(name, name) if isinstance(rename, Mapping) else rename(name)
+    if isinstance(rename, Mapping):
+        return rename.get(name, name)
+    with naming_user_function("rename", f"({name!r})"):
+        return rename(name)

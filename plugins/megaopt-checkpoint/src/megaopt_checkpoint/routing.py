@@ -30,8 +30,12 @@ def stored_routing(path: str | os.PathLike[str]) -> StoredRouting | None:
         CheckpointError: what is there is no checkpoint, is damaged, or was saved without an optimizer.
     """
     place = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that is refused
-    recover(place)
-    if not place.is_dir():
+    try:
+        recover(place)
+        is_folder = place.is_dir()
+    except OSError:  # a name that no folder can have
+        is_folder = False
+    if not is_folder:
         return None
     manifest = read_manifest(place)
     if manifest.optimizer is None:

@@ -80,12 +80,14 @@ def read_config_file(path: str | os.PathLike[str]) -> ConfigFile:
     shown = os.fspath(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # bytes that are no text, a path that no file can have
         raise ConfigFileError(f"cannot be read: {error}", path=shown) from error
     try:
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(shown, error) from error
+    except RecursionError as error:
+        raise ConfigFileError("nests lists or tables too deep", path=shown) from error
     lines, tables = _locate(text)
     overrides = settings.pop("overrides", [])
     if not (isinstance(overrides, list) and all(isinstance(table, dict) for table in overrides)):

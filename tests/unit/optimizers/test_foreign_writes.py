@@ -107,6 +107,7 @@ def test_swapping_averaged_weights_in_and_out_changes_no_bit(mlp, build, give, p
     assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
 @pytest.mark.parametrize("precision", MIXED[:4])
 def test_only_written_elements_change(mlp, build, give, precision) -> None:
     """A reset of one row takes that row over; the main values of the others keep all of their bits."""
@@ -144,6 +145,7 @@ def by_storage(param: torch.Tensor, at: tuple[int, int], value: float) -> None:
     flat[at[0] * param.stride(0) + at[1] * param.stride(1)] = value
 
 
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
 @pytest.mark.parametrize("write", [by_alias, by_numpy, by_storage])
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("precision", MIXED[:4])
@@ -208,6 +210,7 @@ def test_writes_in_inference_mode_are_noticed(mlp, build, give) -> None:
     assert (model[0].weight - 2.0).abs().max().item() < 0.02
 
 
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
 def test_a_loaded_main_value_wins_over_an_earlier_write(mlp, build, give) -> None:
     """Model first, optimizer second: what the optimizer's state says of main values holds."""
     model = mlp(torch.bfloat16)

@@ -238,6 +238,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
 @given(key=st.sampled_from(["weight_decay", "betas", "eps", "amsgrad", "maximize"]), value=VALUES)
 def test_what_an_override_may_hold_a_group_may_hold(key, value) -> None:
     """Override, later write and load agree on every value: all take it, or none does."""

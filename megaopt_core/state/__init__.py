@@ -8,7 +8,6 @@ from megaopt_core.state._document import (
     require_own_names,
     versions,
 )
-from megaopt_core.state._kept import Kept
 from megaopt_core.state._manifest import CHECKSUMS, FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
 from megaopt_core.state._pieces import OwnedState, PieceState, piece_states
 from megaopt_core.state._protocol import NamedPieces, NamedState
@@ -36,7 +35,6 @@ __all__ = [
     "Chunk",
     "Collected",
     "GroupMerge",
-    "Kept",
     "LoadPlan",
     "LoadedBeside",
     "Manifest",

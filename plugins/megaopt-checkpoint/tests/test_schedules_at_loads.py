@@ -84,7 +84,7 @@ ORDERS: dict[str, tuple[Load, ...]] = {
 
 
 @pytest.fixture
-def resumed(tmp_path) -> Callable[..., Run]:
+def resumed(tmp_path: Path) -> Callable[..., Run]:
     """Return what makes a run that may load one of another peak, after four steps."""
     first = Run(1e-2, "checkpoint", tmp_path / "last")
     for _ in range(4):

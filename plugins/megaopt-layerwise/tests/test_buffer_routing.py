@@ -16,10 +16,10 @@ class Tiny(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = torch.nn.Embedding(10, 4)
-        self.hidden = torch.nn.Linear(4, 4)
-        self.norm = torch.nn.LayerNorm(4)
-        self.head = torch.nn.Linear(4, 10, bias=False)
+        self.embed = torch.nn.Embedding(10, 8)
+        self.hidden = torch.nn.Linear(8, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        self.head = torch.nn.Linear(8, 10, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

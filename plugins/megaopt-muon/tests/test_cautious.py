@@ -79,6 +79,6 @@ def test_groups_say_it_and_old_states_do_not():
 
 def test_one_field_reaches_muon_and_its_scalar_optimizer():
     """Matrices and vectors of one model are decayed cautiously alike."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
     optimizer = build_optimizer(model, "muon", lr=LR, cautious_weight_decay=True)
     assert all(group["cautious_weight_decay"] for group in optimizer.param_groups)

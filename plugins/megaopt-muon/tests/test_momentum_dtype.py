@@ -17,7 +17,7 @@ pytestmark = pytest.mark.any_python
 def make(name: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return a matrix and the optimizer of its name, with its momentum in a dtype."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 8, bias=False))
+    model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 8, bias=False))
     optimizer = build_optimizer(
         model, name, lr=0.02, weight_decay=0.0, clip_grad=0.0, overrides={},
         muon_fp32_matmul_prec="highest", use_precision_aware_optimizer=True, muon_momentum_dtype=dtype,
@@ -39,7 +39,7 @@ def test_the_momentum_is_rounded_between_steps_and_nothing_else(dtype):
     """As the class itself whose buffers are rounded by hand, bit for bit."""
     model, optimizer = make("muon", dtype)
     torch.manual_seed(0)
-    plain_model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 8, bias=False))
+    plain_model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 8, bias=False))
     plain = TensorParallelMuon(
         plain_model.parameters(), lr=0.02, weight_decay=0.0, nesterov=False, fp32_matmul_prec="highest",
         tp_mode="blockwise",

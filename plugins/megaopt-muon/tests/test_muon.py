@@ -183,7 +183,7 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(16, 48, bias=False)
-        self.out = nn.Linear(16, 16, bias=False)
+        self.out = nn.Linear(16, 9, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.proj(x).chunk(3, dim=-1)
@@ -195,7 +195,13 @@ def test_split_qkv_is_honoured_for_weights_that_are_found_by_reading(formulas, s
     """A fused weight that only the forward shows is split, or left whole, as the setting says."""
     model = Attention()
     optimizer = build_optimizer(
-        model, "muon", lr=0.1, weight_decay=0.0, muon_split_qkv=split, muon_fp32_matmul_prec="highest"
+        model,
+        "muon",
+        lr=0.1,
+        weight_decay=0.0,
+        muon_split_qkv=split,
+        muon_fp32_matmul_prec="highest",
+        example=torch.ones(2, 5, 16),
     )
     before = model.proj.weight.detach().double().clone()
     grad = torch.randn(48, 16, generator=torch.Generator().manual_seed(5))

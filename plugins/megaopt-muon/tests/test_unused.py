@@ -82,10 +82,12 @@ def test_triples_that_no_step_takes_are_named(steps: int, beyond: str | None) ->
 
 
 def test_what_chooses_the_fallback_acts():
-    """Also where Muon steps nothing: what that gets which it does not take follows them."""
+    """Parameters that Muon does not take follow them."""
     settings = {"muon_scalar_lr": 0.01, "muon_scalar_weight_decay": 0.02, "muon_momentum": 0.9}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = build_optimizer(nn.LayerNorm(4), "muon", lr=0.1, **settings).report()
-    assert {(row.optimizer, row.lr) for row in report.params} == {("adam", 0.01)}
-    assert [said.partition("=")[0] for said in report.unused_settings] == ["muon_momentum"]
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.LayerNorm(8))
+        model[0].weight.use_muon = True
+        report = build_optimizer(model, "muon", lr=0.1, **settings).report()
+    assert {(row.optimizer, row.lr) for row in report.params} == {("muon", 0.1), ("adam", 0.01)}
+    assert report.unused_settings == ()

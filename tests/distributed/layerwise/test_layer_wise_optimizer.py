@@ -356,10 +356,10 @@ def test_a_function_for_each_optimizer_makes_its_state():
 
 def test_one_process_has_the_class_too():
     """Also where there is a single child."""
-    layer = nn.Linear(3, 3, bias=False)
+    layer = nn.Linear(5, 5, bias=False)
     layer.weight.matrix_view = None
     config = OptimizerConfig(optimizer="muon", lr=0.1, sharding="layer_wise")
-    stepper = get_megatron_optimizer(config, [nn.Sequential(layer, nn.ReLU(), nn.Linear(3, 3, bias=False))])
+    stepper = get_megatron_optimizer(config, [nn.Sequential(layer, nn.ReLU(), nn.Linear(5, 5, bias=False))])
     assert type(stepper) is LayerWiseDistributedOptimizer
 
 

@@ -54,5 +54,7 @@ def test_names_that_cannot_be_are_fqns_fault(named: Any) -> None:
 def test_settings_that_have_no_names_are_refused() -> None:
     """Of a mapping, too."""
     settings: Any = {1: torch.float32}
-    with pytest.raises(ConfigurationError, match="from_dict: got the key 1; give a mapping of names to values"):
+    with pytest.raises(
+        ConfigurationError, match="from_dict: got the key 1; give a mapping of names to values"
+    ):
         OptimizerConfig.from_dict(settings)

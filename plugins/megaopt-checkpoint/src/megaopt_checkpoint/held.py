@@ -103,7 +103,7 @@ def _shapes(optimizer: MegatronOptimizer) -> dict[str, list[int]]:
 
 def _covered(shape: tuple[int, ...], ranges: Mapping[Any, set[Any]]) -> bool:
     """Return whether ranges of boxes make up a shape."""
-    whole = [box for box, parts in ranges.items() if _is_whole(box[1], parts)]
+    whole = [box for box, parts in ranges.items() if math.prod(box[1]) and _is_whole(box[1], parts)]
     return 0 in shape or ((tuple(0 for _ in shape), shape) in whole) or tiles(shape, whole)
 
 

@@ -136,6 +136,8 @@ def layer_view(structure: Structure, name: str, module: nn.Module, shape: Shape)
     parent = structure.modules.get(parent_name)
     if parent is None or not name:
         return base, False
+    if isinstance(parent, nn.MultiheadAttention) and child == "out_proj":
+        return MatrixView(head_columns=parent.head_dim), False
     for names, rule in _FUSED:
         if is_a(parent, *names) and (fused := rule(parent, child, shape)) is not None:
             return fused, True

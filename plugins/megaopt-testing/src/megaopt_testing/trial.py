@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ from attrs import Factory, frozen
 from torch import nn
 
 from megaopt_core import build_optimizer
-from megaopt_core.errors import ConformanceError
+from megaopt_core.errors import ConformanceError, DoubtfulRolesWarning
 from megaopt_core.optimizers import MegatronOptimizer, StepResult
 from megaopt_testing.models import CONTEXT, VOCABULARY, TinyGPT
 
@@ -74,7 +75,11 @@ class Trial:
             model: the model.
             **needed: settings that the check depends on; they win over all others.
         """
-        return build_optimizer(model, self.optimizer, **{**DEFAULT_SETTINGS, **self.settings, **needed})
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DoubtfulRolesWarning
+            )  # roles are the reader's: the optimizer is tried
+            return build_optimizer(model, self.optimizer, **{**DEFAULT_SETTINGS, **self.settings, **needed})
 
     def backward(
         self, model: nn.Module, step: int, *, micro_batches: int = 1, poison: str | None = None

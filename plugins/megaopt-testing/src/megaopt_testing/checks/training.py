@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -126,7 +125,8 @@ def check_precision(optimizer: str, **settings: Any) -> None:
     trial = Trial(optimizer, settings)
     for what, policy in _POLICIES:
         rounded = trial.model(dtype=torch.bfloat16)
-        model = copy.deepcopy(rounded).float()
+        model = trial.model()  # a deep copy would lose what attributes say of its parameters
+        model.load_state_dict(rounded.state_dict())
         torch.manual_seed(0)
         in_bf16 = trial.build(rounded, bf16=True, **policy)
         torch.manual_seed(0)

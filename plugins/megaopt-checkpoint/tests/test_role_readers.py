@@ -12,7 +12,7 @@ from megaopt_testing import temporary_plugin
 from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
-from megaopt_core.errors import CheckpointMismatchError, StateDictError
+from megaopt_core.errors import CheckpointMismatchError, DoubtfulRolesWarning, StateDictError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import MATRIX, MatrixView, Role, RoleDecision
 from megaopt_core.registry import reset_registry
@@ -57,8 +57,9 @@ def no_other_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def build() -> tuple[nn.Sequential, MegatronOptimizer]:
-    """Return two layers and an optimizer of matrices for them."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    """Return layers and an optimizer of matrices for them: the first awaits a reader, the others say what they are."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    model[1].weight.matrix_view, model[2].weight.use_muon = MATRIX, False
     for param in model.parameters():
         param.grad = torch.ones_like(param)
     return model, build_optimizer(model, "matrices", lr=0.1)
@@ -73,7 +74,7 @@ def test_a_load_says_that_roles_were_read_otherwise(tmp_path, no_other_reader) -
             assert "roles read by reader" in str(optimizer.report())
             save_checkpoint(tmp_path / "last", model, optimizer)
         assert read_manifest(tmp_path / "last").written["roles"].startswith("reader")
-        with pytest.warns(UserWarning, match="'matrices' steps no parameter, rest all"):
+        with pytest.warns(DoubtfulRolesWarning, match="'matrices': 1 of 3 weights are left to rest"):
             other_model, other = build()
         assert other.routing.params["0.weight"].spec.optimizer == "rest"
         with pytest.raises(

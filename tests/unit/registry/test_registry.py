@@ -120,7 +120,7 @@ def test_hooks_are_called_plugin_by_plugin_in_one_order(plugins) -> None:
     plugins.install("alpha", annotate % "a")
     plugins.install("none", "@hookimpl\ndef megaopt_annotate_params(): return None")
     results = plugins.registry().call_each(
-        "megaopt_annotate_params", model_chunk=torch.nn.Linear(1, 1), example=None
+        "megaopt_annotate_params", model_chunk=torch.nn.Linear(1, 1), example=None, no_forward=""
     )
     assert [(info.name, result) for info, result in results] == [
         ("alpha", {"weight": "a"}),

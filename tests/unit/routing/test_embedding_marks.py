@@ -101,7 +101,7 @@ def test_mup_scales_the_learning_rate_of_no_embedding(mark, optimizer):
     model.head.weight.is_embedding_or_output_parameter = True
     mup = get_mup_config_overrides(OptimizerConfig(optimizer=optimizer, lr=0.4), 4.0)
     routed = route(OptimizerConfig(optimizer="plain", lr=0.4), model, mup).params
-    lr = {name: routed[name].override.get("max_lr", 0.4) for name in routed}
+    lr = {name: routed[name].override.get("max_lr", 0.4) for name in NAMES if name in routed}
     embedding, head = (1.6, 0.4) if optimizer == "sgd" else (0.4, 0.1)
     assert lr == {"vocab.weight": embedding, "words.weight": embedding, "head.weight": head}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -275,7 +276,8 @@ def _imported(target: Any, name: str) -> Any:
         return target
     module, _, attribute = target.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        with warnings.catch_warnings():  # filters that the module sets are its own affair
+            return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise PluginError(
             f"{name}={target!r} cannot be loaded ({type(error).__name__}: {error}); it must read 'module:Class'"

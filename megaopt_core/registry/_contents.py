@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -122,7 +123,8 @@ def resolve_optimizer(name: str, plugins: Iterable[LoadedPlugin]) -> tuple[Optim
 
 def _ask(plugin: LoadedPlugin, name: str) -> OptimizerEntry | None:
     try:
-        answers: list[Any] = plugin.hooks.megaopt_resolve_optimizer(name=name)
+        with warnings.catch_warnings():  # filters that it sets are its own affair
+            answers: list[Any] = plugin.hooks.megaopt_resolve_optimizer(name=name)
     except (MegaoptError, KeyboardInterrupt):
         raise
     except BaseException as error:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["SLOW_IMPORT_SECONDS", "naming_slow_imports", "only_in_this_process", "traceback_of", "words_of"]
+__all__ = ["SLOW_SECONDS", "loading", "traceback_of", "words_of"]
 
-logger = logging.getLogger(__name__)
-
-SLOW_IMPORT_SECONDS = 5.0
-"""After so many seconds the log names the plugin that is still being imported."""
+SLOW_SECONDS = 20.0
+"""After so many seconds a line on stderr names the plugin that is still being loaded."""
 
 
 def words_of(error: BaseException) -> str:
@@ -53,39 +51,37 @@ def traceback_of(error: BaseException) -> str:
 
 
 @contextmanager
-def naming_slow_imports(plugin: str) -> Iterator[None]:
-    """Write a log line that names a plugin if the block takes longer than `SLOW_IMPORT_SECONDS`, while it runs.
+def loading(plugin: str, name: str) -> Iterator[None]:
+    """Keep what a plugin does while it is loaded from the user's program.
+
+    A line on stderr names it if it takes longer than `SLOW_SECONDS`; filters of warnings that it sets end with
+    the block; and a process that it forks off ends too, for it would run the user's program a second time.
 
     Args:
-        plugin: who is imported, in words.
+        plugin: who is loaded, in words.
+        name: the name by which it is left out.
     """
-    seconds = SLOW_IMPORT_SECONDS
-    timer = threading.Timer(
-        seconds, logger.warning, ("%s has been importing for more than %g seconds", plugin, seconds)
+    seconds = SLOW_SECONDS
+    words = (
+        f"megaopt: {plugin} has been loading for more than {seconds:g} seconds; "
+        f"the environment variable MEGAOPT_DISABLE_PLUGINS={name} leaves it out\n"
     )
+    timer = threading.Timer(seconds, _say, (words,))
     timer.daemon = True
     timer.start()
+    process = os.getpid()
     try:
-        yield
+        with warnings.catch_warnings():
+            yield
     finally:
+        if os.getpid() != process:
+            try:
+                _say(f"megaopt: {plugin} forked while it was imported; the process that it made ends here\n")
+            finally:
+                os._exit(70)
         timer.cancel()
 
 
-@contextmanager
-def only_in_this_process(plugin: str) -> Iterator[None]:
-    """End a process that a plugin forks off while it is imported: it would run the user's program a second time.
-
-    Args:
-        plugin: who is imported, in words.
-    """
-    process = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() != process:
-            words = f"megaopt: {plugin} forked while it was imported; the process that it made ends here\n"
-            try:
-                sys.stderr.write(words)
-                sys.stderr.flush()
-            finally:
-                os._exit(70)
+def _say(words: str) -> None:
+    sys.stderr.write(words)
+    sys.stderr.flush()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from megaopt_core.errors import BrokenPluginWarning, PluginError
-from megaopt_core.registry._faults import words_of
+from megaopt_core.registry._faults import loading, words_of
 from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
 
@@ -100,7 +100,8 @@ class Installation:
                     if not may_implement(point, "megaopt_commands"):
                         continue
                     try:
-                        found.append((info, import_plugin(point, info)[1]))
+                        with loading(str(info), info.name):
+                            found.append((info, import_plugin(point, info)[1]))
                     except KeyboardInterrupt:
                         raise
                     except BaseException as error:  # noqa: BLE001 - a plugin must not take others down

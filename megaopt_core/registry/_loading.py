@@ -12,7 +12,7 @@ from attrs import frozen
 from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
-from megaopt_core.registry._faults import words_of
+from megaopt_core.registry._faults import loading, words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin
 from megaopt_core.sharding._protocol import ShardingStrategy
@@ -69,13 +69,14 @@ def load_plugin(
         The plugin, or the info with status broken, error and traceback: whatever the plugin does wrong stays here.
     """
     try:
-        plugin, hooks = import_plugin(point, info)
+        with loading(str(info), info.name):
+            plugin, hooks = import_plugin(point, info)
+            optimizers = _offered(hooks, "megaopt_optimizer_entries", OptimizerEntry)
+            strategies = _offered(hooks, "megaopt_sharding_strategies", _STRATEGY)
+            schedules = _offered(hooks, "megaopt_schedules", ScheduleStyle)
         loaded = attrs.evolve(info, status=PluginStatus.LOADED)
-        optimizers = _offered(hooks, "megaopt_optimizer_entries", OptimizerEntry)
         for name, entry in optimizers.items():
             check_entry(name, entry, core_fields)
-        strategies = _offered(hooks, "megaopt_sharding_strategies", _STRATEGY)
-        schedules = _offered(hooks, "megaopt_schedules", ScheduleStyle)
         for name, style in schedules.items():
             _require_settings(f"schedule {name!r}", style.settings)
         # The configuration lies above the registry, so the core's own plugin brings the names of its fields.

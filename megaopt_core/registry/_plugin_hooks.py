@@ -16,7 +16,6 @@ import pluggy
 
 from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import _hookspecs as hookspecs
-from megaopt_core.registry._faults import naming_slow_imports, only_in_this_process
 from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._missing import did_you_mean
 
@@ -42,8 +41,7 @@ def import_plugin(point: EntryPoint, info: PluginInfo) -> tuple[Any, pluggy.Hook
         PluginError: it is made for another megaopt, or a hook of it is not what it looks like.
         BaseException: whatever its entry point or its module raises.
     """
-    with naming_slow_imports(str(info)), only_in_this_process(str(info)):
-        plugin = point.load()
+    plugin = point.load()
     _check_api(plugin)
     return plugin, _register_alone(info.name, plugin).hook
 

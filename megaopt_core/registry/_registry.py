@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
@@ -310,7 +311,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _call(plugin: LoadedPlugin, hook_name: str, kwargs: Mapping[str, Any]) -> list[Any]:
     given = {name: _own(name, value) for name, value in kwargs.items()}
     try:
-        return list(getattr(plugin.hooks, hook_name)(**given))
+        with warnings.catch_warnings():  # filters that it sets are its own affair
+            return list(getattr(plugin.hooks, hook_name)(**given))
     except KeyboardInterrupt:
         raise
     except BaseException as error:

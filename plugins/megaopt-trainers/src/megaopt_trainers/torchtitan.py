@@ -12,6 +12,7 @@ from torchtitan.components.optimizer import OptimizersContainer
 
 from megaopt_core import MegatronOptimizer, ParamKey, build_optimizer
 from megaopt_core.errors import ConfigurationError
+from megaopt_core.params import validate_override
 
 __all__ = ["MegaoptOptimizers"]
 
@@ -72,13 +73,18 @@ class MegaoptOptimizers(OptimizersContainer):  # type: ignore[misc,unused-ignore
 
     def __init__(self, config: Config, *, model_parts: Sequence[torch.nn.Module]) -> None:
         _require_ours(config)
-        overrides = config.overrides
+        given = config.overrides
+        overrides = (
+            None
+            if given is None
+            else {ParamKey(name=name): validate_override(values) for name, values in given.items()}
+        )
         self.model_parts = list(model_parts)
         self.optimizers = [
             build_optimizer(
                 self.model_parts,
                 config.optimizer,
-                overrides=None if overrides is None else {ParamKey(name=k): v for k, v in overrides.items()},
+                overrides=overrides,
                 fqn=_same_name,
                 **{"clip_grad": 0.0, **config.settings, "lr": config.lr, "weight_decay": config.weight_decay},
             )

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.registry._catalogue import DISTRIBUTED_STRATEGIES, LAYER_WISE_STRATEGIES
 
 __all__ = ["STRATEGY_FLAGS", "with_one_strategy"]
 
 _DIST_PREFIX = "dist_"
 STRATEGY_FLAGS = {
-    "use_distributed_optimizer": DISTRIBUTED_STRATEGIES,
-    "use_layer_wise_distributed_optimizer": LAYER_WISE_STRATEGIES,
+    "use_distributed_optimizer": "distributed",
+    "use_layer_wise_distributed_optimizer": "layer_wise",
 }
-"""Flag to the names of the strategy that it asks for."""
+"""Flag to the strategy that it asks for."""
 
 
 def with_one_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,35 +28,35 @@ def with_one_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigurationError: they ask for different strategies.
     """
     settings = dict(settings)
-    asked: dict[str, tuple[str, ...]] = {}
+    asked: dict[str, str] = {}
     optimizer = settings.get("optimizer")
     if isinstance(optimizer, str) and optimizer.startswith(_DIST_PREFIX):
         settings["optimizer"] = optimizer.removeprefix(_DIST_PREFIX)
         warnings.warn(
             f"optimizer={optimizer!r} is deprecated: write optimizer={settings['optimizer']!r}, "
-            f"sharding={LAYER_WISE_STRATEGIES[0]!r}",
+            "sharding='layer_wise'",
             DeprecationWarning,
             stacklevel=3,
         )
-        asked[f"optimizer={optimizer!r}"] = LAYER_WISE_STRATEGIES
-    for flag, strategies in STRATEGY_FLAGS.items():
+        asked[f"optimizer={optimizer!r}"] = "layer_wise"
+    for flag, strategy in STRATEGY_FLAGS.items():
         if settings.get(flag) is True:
-            asked[f"{flag}=True"] = strategies
+            asked[f"{flag}=True"] = strategy
     sharding = settings.get("sharding")
     if isinstance(sharding, str):
-        asked[f"sharding={sharding!r}"] = (sharding,)
+        asked[f"sharding={sharding!r}"] = sharding
     if not asked:
         return settings
-    first, allowed = next(iter(asked.items()))
-    for other, strategies in asked.items():
-        if not set(strategies) & set(allowed):
+    first, chosen = next(iter(asked.items()))
+    for other, strategy in asked.items():
+        if strategy != chosen:
             raise ConfigurationError(
                 f"{first} and {other} ask for different sharding strategies; keep one of them",
                 setting="sharding",
                 value=sharding,
             )
-    settings["sharding"] = sharding if sharding is not None else allowed[0]
-    for flag, strategies in STRATEGY_FLAGS.items():
+    settings["sharding"] = chosen if sharding is None else sharding
+    for flag, strategy in STRATEGY_FLAGS.items():
         if isinstance(settings.get(flag, False), bool):
-            settings[flag] = settings["sharding"] in strategies
+            settings[flag] = settings["sharding"] == strategy
     return settings

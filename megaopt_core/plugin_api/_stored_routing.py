@@ -20,7 +20,7 @@ class StoredParam:
         optimizer: registered name of the optimizer that stepped it.
         role: what it was; None: that was not kept, and what is found here holds.
         view: how it was seen as matrices; None unless the role is `MATRIX`.
-        shape: of what `view` is of: the whole parameter; formerly the part that a rank held.
+        shape: of the whole parameter, which `view` is of.
     """
 
     optimizer: str

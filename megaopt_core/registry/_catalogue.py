@@ -14,8 +14,6 @@ from megaopt_core.errors import MovedNameError
 __all__ = [
     "CHECKPOINT_READER",
     "DEFAULT_OPTIMIZER",
-    "DISTRIBUTED_STRATEGIES",
-    "LAYER_WISE_STRATEGIES",
     "LEFT_NAMES",
     "OPTIMIZERS",
     "REFERENCE_ALIASES",
@@ -63,17 +61,10 @@ OPTIMIZERS: Mapping[str, str] = {
 
 STRATEGIES: Mapping[str, str] = {
     "distributed": "megaopt-distributed",
-    "zero1": "megaopt-distributed",
     "layer_wise": "megaopt-layerwise",
     "fsdp": "megaopt-fsdp",
 }
 """Sharding strategy to the distribution that brings it."""
-
-DISTRIBUTED_STRATEGIES = ("distributed", "zero1")
-"""What `use_distributed_optimizer=True` means: the name, then its aliases."""
-
-LAYER_WISE_STRATEGIES = ("layer_wise",)
-"""What `use_layer_wise_distributed_optimizer=True` means."""
 
 _REFERENCE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "adam": ("beta1", "beta2", "eps"),

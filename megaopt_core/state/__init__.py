@@ -8,7 +8,13 @@ from megaopt_core.state._document import (
     require_own_names,
     versions,
 )
-from megaopt_core.state._manifest import CHECKSUMS, FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
+from megaopt_core.state._manifest import (
+    CHECKSUMS,
+    Manifest,
+    StoredChunk,
+    StoredTensor,
+    require_format,
+)
 from megaopt_core.state._pieces import OwnedState, PieceState, piece_states
 from megaopt_core.state._protocol import NamedPieces, NamedState
 from megaopt_core.state._ranks import Ranks
@@ -25,13 +31,11 @@ from megaopt_core.state._sources import MemorySource, Request, Source, read_valu
 from megaopt_core.state._stateful import OptimizerCheckpointState
 from megaopt_core.state._torch_schema.source import names_in, torch_source
 from megaopt_core.state._values.chunks import Chunk
-from megaopt_core.state._values.codes import with_named_codes
 from megaopt_core.state._values.encoding import decode, dtype_named, encode
 from megaopt_core.state._values.sliced import SlicedTensor, sliced
 
 __all__ = [
     "CHECKSUMS",
-    "FORMAT_VERSION",
     "Chunk",
     "Collected",
     "GroupMerge",
@@ -65,11 +69,11 @@ __all__ = [
     "plan_load",
     "plugins_of",
     "read_values",
+    "require_format",
     "require_own_names",
     "require_same_shapes",
     "require_tensors",
     "sliced",
     "torch_source",
     "versions",
-    "with_named_codes",
 ]

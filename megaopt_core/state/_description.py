@@ -7,18 +7,17 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from megaopt_core.errors import CheckpointCorruptError, CheckpointVersionError
+from megaopt_core.errors import CheckpointCorruptError
 from megaopt_core.params._roles import Role
 from megaopt_core.state._document import stored_view
-from megaopt_core.state._manifest import FORMAT_VERSION
-from megaopt_core.state._values.codes import with_named_codes
+from megaopt_core.state._manifest import require_format
 
 __all__ = ["read_description"]
 
 type _Fields = Mapping[str, type]
 
-_DOCUMENT: _Fields = {"parameters": dict, "groups": list, "scaler": object}
-_ABOUT: _Fields = {"plugins": dict, "written": dict}  # which format 1 did not say
+_ABOUT: _Fields = {"plugins": dict, "written": dict}
+_DOCUMENT: _Fields = {"parameters": dict, "groups": list, "scaler": object, **_ABOUT}
 _GROUP: _Fields = {"settings": dict, "configured": dict}
 _PARAMETER: _Fields = {"optimizer": str, "strategy": str, "group": int, "shape": list, "state": dict}
 _SEEN: _Fields = {"fresh": bool, "role": str, "view": dict}
@@ -27,14 +26,14 @@ _WORDS = {dict: "an object", list: "a list", str: "text", int: "a whole number",
 
 
 def read_description(name: str, text: Any) -> dict[str, Any]:
-    """Return what a description says, as today's format has it; the values in it are checked where they are decoded.
+    """Return a description as data; the values in it are checked where they are decoded.
 
     Args:
         name: what errors call the checkpoint.
         text: the description.
 
     Raises:
-        CheckpointVersionError: a newer version of megaopt wrote it.
+        CheckpointVersionError: it has another format than the one that is read.
         CheckpointCorruptError: it is no JSON, or something in it is not what the format says.
     """
     try:
@@ -43,25 +42,19 @@ def read_description(name: str, text: Any) -> dict[str, Any]:
         raise CheckpointCorruptError(
             f"{name}: its description is no JSON document: {error}", path=name
         ) from error
-    version = described.pop("version", 1) if isinstance(described, dict) else 1
-    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+    if isinstance(described, dict):
         by = described.get("written")
-        writer = by.get("megaopt-core", "a newer version") if isinstance(by, dict) else "a newer version"
-        raise CheckpointVersionError(
-            f"{name} has format version {version!r}, written by megaopt-core {writer}; this one reads up to version "
-            f"{FORMAT_VERSION}: pip install --upgrade megaopt-core",
-            path=name,
+        require_format(
+            name, described.pop("version", None), by.get("megaopt-core") if isinstance(by, dict) else None
         )
     where = f"{name}: its description"
-    _require(where, described, _DOCUMENT, _ABOUT)
+    _require(where, described, _DOCUMENT)
     for key in _ABOUT:
-        _require(f"{where}.{key}", described.get(key, {}), {}, dict.fromkeys(described.get(key, {}), str))
+        _require(f"{where}.{key}", described[key], dict.fromkeys(described[key], str))
     for index, group in enumerate(described["groups"]):
         _require(f"{where}.groups.{index}", group, _GROUP)
     for of, parameter in described["parameters"].items():
         _require_parameter(f"{where}.parameters.{of}", parameter, len(described["groups"]))
-    if version == 1:
-        described["parameters"] = with_named_codes(described["parameters"])
     return described
 
 

@@ -7,16 +7,34 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-__all__ = ["CHECKSUMS", "FORMAT_VERSION", "Manifest", "StoredChunk", "StoredTensor"]
+from megaopt_core.errors import CheckpointVersionError
+
+__all__ = ["CHECKSUMS", "FORMAT_VERSION", "Manifest", "StoredChunk", "StoredTensor", "require_format"]
 
 FORMAT_VERSION = 4
-"""The newest format that is read, and the one that is written.
-
-2 names the codes of states, 3 what parameters are, 4 how checksums are computed.
-"""
+"""The format that is written and read."""
 
 CHECKSUMS = "xxh3-64"
-"""How the checksums that are written are computed."""
+"""How checksums are computed."""
+
+
+def require_format(name: str, version: Any, writer: str | None) -> None:
+    """Raise unless a document has the format that is read here.
+
+    Args:
+        name: what errors call the checkpoint.
+        version: the format that its document names.
+        writer: the version of megaopt-core that wrote it, where the document says so.
+
+    Raises:
+        CheckpointVersionError: it has another one.
+    """
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise CheckpointVersionError(
+            f"{name} has format version {version!r}, written by megaopt-core {writer or 'of an unknown version'}; "
+            f"megaopt reads format {FORMAT_VERSION} alone, and a newer format after pip install --upgrade megaopt-core",
+            path=name,
+        )
 
 
 @frozen

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from megaopt_core.params._shards import Box, Shard, intersect
-from megaopt_core.precision._state_codes import SCALED, scale_key
 
-__all__ = ["CodedRun", "coded_runs", "with_named_codes"]
+__all__ = ["CodedRun", "coded_runs"]
 
 
 @frozen
@@ -81,33 +80,3 @@ def _position(corner: Sequence[int], box: Box) -> int:
     for at, offset, size in zip(corner, *box, strict=True):
         position = position * size + at - offset
     return position
-
-
-def with_named_codes(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the parameters of a checkpoint of format 1 as later formats describe them.
-
-    Format 1 kept the scale of a state as a state of its own, named after it.
-
-    Args:
-        parameters: name to what was saved of its state; it is not changed.
-    """
-    return {
-        name: {**described, "state": _named(described["state"], described["shape"])}
-        for name, described in parameters.items()
-    }
-
-
-def _named(state: Mapping[str, Any], shape: Sequence[int]) -> dict[str, Any]:
-    scales = {
-        key: scale_key(key)
-        for key in state
-        if "tensor" in state[key] and {"value", "ranges"} & set(state.get(scale_key(key), ()))
-    }
-    named = {key: record for key, record in state.items() if key not in scales.values()}
-    for key, scale in scales.items():
-        record = state[scale]
-        everywhere = [[0] * len(shape), list(shape), 0, math.prod(shape)]
-        ranges = record.get("ranges", [[*everywhere, record.get("value")]])
-        codes = [[*where, SCALED, {"scale": value}] for *where, value in ranges]
-        named[key] = {**state[key], "codes": codes}
-    return named

@@ -17,12 +17,10 @@ from megaopt_core import OptimizerParamScheduler, build_optimizer, get_registry
 from megaopt_core.errors import (
     CheckpointError,
     CheckpointMismatchError,
-    CheckpointVersionError,
     ConfigurationError,
     ScheduleError,
 )
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.state import Manifest
 
 OPTIMIZERS = sorted(get_registry().optimizers()) or ["adam", "sgd"]
 
@@ -260,24 +258,6 @@ def test_a_scheduler_that_refuses_changes_nothing(tmp_path):
     save_checkpoint(tmp_path / "without", model, optimizer)
     with pytest.raises(CheckpointMismatchError, match="saved without a scheduler"):
         load_checkpoint(tmp_path / "without", model, optimizer, schedule)
-
-
-def test_a_newer_format_is_refused(tmp_path, monkeypatch):
-    """With the line that helps."""
-    model, optimizer = make()
-    with monkeypatch.context() as patched:
-        patched.setattr("megaopt_checkpoint.saving.Manifest", _newer)
-        save_checkpoint(tmp_path / "last", model, optimizer)
-    with pytest.raises(
-        CheckpointVersionError, match=r"format version 5.*reads up to version 4.*pip install --upgrade"
-    ):
-        load_checkpoint(tmp_path / "last", model, optimizer)
-
-
-def _newer(**values: Any) -> Manifest:
-    from megaopt_core.state import Manifest
-
-    return Manifest(**values, version=5)
 
 
 def test_paths_that_are_no_checkpoint(tmp_path):

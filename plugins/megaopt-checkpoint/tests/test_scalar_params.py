@@ -1,19 +1,16 @@
 """Parameters without dimensions: which of their states are elements and which are numbers is the entry's to say."""
 
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, load_torch_state_dict, save_checkpoint
-from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
 from random_cuts import random_cuts
 from torch import nn
 from torch.optim.optimizer import ParamsT
-from training import rewrite_as_older, same, train, values
+from training import same, train, values
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.optimizers import MegatronOptimizer
@@ -157,34 +154,6 @@ def test_numbers_of_a_plain_optimizer(tmp_path):
     for name, param in theirs.named_parameters():
         for key, value in plain.state[param].items():
             assert found[f"{name}.{key}"].flatten().tolist() == torch.as_tensor(value).flatten().tolist()
-
-
-def as_format_1(folder: Path) -> None:
-    """Write a checkpoint's manifest as format 1 had it: a scale is a state of its own, named after its state."""
-    manifest = read_manifest(folder)
-    for described in manifest.parameters.values():
-        for key, record in list(described["state"].items()):
-            codes = record.pop("codes", None)
-            if codes:
-                found = [[*where, coded["scale"]] for *where, _, coded in codes]
-                unequal = len({json.dumps(value) for *_, value in found}) > 1
-                kept = {"ranges": found} if unequal else {"value": found[0][-1]}
-                described["state"][f"{key}_scale"] = kept
-    rewrite_as_older(folder, manifest, 1)
-
-
-@pytest.mark.parametrize("settings", [FEWER, {}], ids=["fp16", "fp32"])
-def test_files_of_format_1_are_read(tmp_path, settings):
-    """Scales go with their states, whatever keeps them here."""
-    fewer = {**FEWER, "exp_avg_sq_dtype": "fp8"}
-    model, optimizer = make(optimizer="narrow_adam", **fewer)
-    train(model, optimizer, range(3))
-    save_checkpoint(tmp_path / "last", model, optimizer)
-    as_format_1(tmp_path / "last")
-    assert '"exp_avg_scale":{"value"' in (tmp_path / "last" / "manifest.json").read_text()
-    other_model, other = make(1, optimizer="narrow_adam", **({**fewer} if settings else {}))
-    load_checkpoint(tmp_path / "last", other_model, other)
-    assert same(state_of(other_model, other), state_of(model, optimizer))
 
 
 def test_a_state_that_is_named_like_a_scale_is_a_state(tmp_path):

@@ -14,7 +14,7 @@ from megaopt_checkpoint.manifest import read_manifest
 from megaopt_checkpoint.plugin import megaopt_commands
 from megaopt_testing import run_command, temporary_plugin
 from torch import nn
-from training import rewrite_as_older, rewrite_manifest
+from training import rewrite_manifest
 
 from megaopt_core import MatrixView, OptimizerEntry, ParamKey, Role, build_optimizer, hookimpl, route
 from megaopt_core.errors import (
@@ -138,13 +138,13 @@ def test_a_matrix_that_was_stepped_by_the_fallback_stays_there(tmp_path) -> None
         load_checkpoint(tmp_path / "last", model, optimizer)
 
 
-def test_files_of_format_2_have_optimizers_and_no_roles(folder) -> None:
-    """They load, and their routing is followed as far as it is stored."""
+def test_roles_that_a_checkpoint_lacks_are_those_found_here(folder) -> None:
+    """Its routing is followed as far as it is stored."""
     manifest = read_manifest(folder)
     for described in manifest.parameters.values():
         described.pop("role")
         described.pop("view", None)
-    rewrite_as_older(folder, manifest, 2)
+    rewrite_manifest(folder, manifest)
     with temporary_plugin(Reader(), name="reader"):
         model, optimizer = build(routing=folder)
         assert optimizer.routing.params["0.weight"].spec.optimizer == "matrices"

@@ -1,8 +1,5 @@
 """A small model that trains, and what two of them are compared by."""
 
-import hashlib
-import json
-import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import asdict
 from megaopt_checkpoint.manifest import write_manifest
 from megaopt_testing import temporary_plugin
 from megaopt_testing.models import TinyGPT
@@ -126,18 +122,3 @@ def rewrite_manifest(folder: Path, manifest: Any) -> None:
     for name in ("manifest.json", "manifest.sha256"):
         (folder / name).unlink()
     write_manifest(folder, manifest)
-
-
-def rewrite_as_older(folder: Path, manifest: Any, version: int) -> None:
-    """Put a manifest of format 1, 2 or 3 into a checkpoint: its chunks have the CRC-32 of their bytes, as a number."""
-    document = asdict(manifest)
-    del document["checksums"]
-    for tensor in document["tensors"].values():
-        for chunk in tensor["chunks"]:
-            del chunk["checksum"]
-            start, data = chunk["position"], (folder / chunk["file"]).read_bytes()
-            chunk["crc32"] = zlib.crc32(data[start : start + chunk["length"]])
-    body = json.dumps({"format": "megaopt-checkpoint", **document, "version": version}, separators=(",", ":"))
-    (folder / "manifest.json").write_text(body)
-    line = f"{hashlib.sha256(body.encode()).hexdigest()}  manifest.json\n"
-    (folder / "manifest.sha256").write_text(line)

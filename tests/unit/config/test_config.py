@@ -285,7 +285,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "loss_scale_window": st.integers(min_value=1),
         "hysteresis": st.integers(min_value=1, max_value=100),
         "optimizer": st.text(min_size=1).filter(lambda name: not name.startswith("dist_")),
-        "sharding": st.none() | st.sampled_from(["distributed", "zero1", "layer_wise", "replicated", "mine"]),
+        "sharding": st.none() | st.sampled_from(["distributed", "layer_wise", "replicated", "mine"]),
         "config_logger_dir": st.text(),
         "muon_momentum": st.floats(min_value=0, max_value=0.9),
         "lion_beta1": st.floats(min_value=0, max_value=0.9),

@@ -18,7 +18,6 @@ def strategy(config: OptimizerConfig) -> tuple[str | None, bool, bool]:
         ({"use_distributed_optimizer": True}, ("distributed", True, False)),
         ({"use_layer_wise_distributed_optimizer": True}, ("layer_wise", False, True)),
         ({"sharding": "distributed"}, ("distributed", True, False)),
-        ({"sharding": "zero1", "use_distributed_optimizer": True}, ("zero1", True, False)),
         (
             {"sharding": "layer_wise", "use_layer_wise_distributed_optimizer": True},
             ("layer_wise", False, True),

@@ -55,7 +55,7 @@ def test_a_known_optimizer_whose_plugin_is_absent_says_what_to_install(plugins) 
     )
     assert (caught.value.name, caught.value.distribution) == ("muon", "megaopt-muon")
     with pytest.raises(PluginNotInstalledError, match="pip install megaopt-distributed"):
-        plugins.registry().strategy("zero1")
+        plugins.registry().strategy("distributed")
 
 
 def test_a_plugin_that_is_too_old_for_a_name_says_upgrade(plugins) -> None:

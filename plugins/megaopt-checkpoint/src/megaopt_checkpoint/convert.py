@@ -28,7 +28,7 @@ from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import write_alone
 from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor, dtype_named
+from megaopt_core.state import Manifest, StoredChunk, StoredTensor, dtype_named
 
 __all__ = ["consolidate", "convert_checkpoint", "expand"]
 
@@ -85,8 +85,7 @@ def consolidate(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> N
     manifest = evolve(
         source.manifest,
         files={},
-        tensors={key: _stored(tensor, CHECKSUMS) for key, tensor in tensors.items()},
-        checksums=CHECKSUMS,
+        tensors={key: _stored(tensor) for key, tensor in tensors.items()},
     )
     target = Path(os.path.abspath(file))  # noqa: PTH100 - resolve() would follow a link
     text = json.dumps(asdict(manifest), separators=(",", ":"))
@@ -95,9 +94,9 @@ def consolidate(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> N
     _replace(target, lambda temporary: _write(temporary, target.suffix, manifest, tensors, text))
 
 
-def _stored(tensor: torch.Tensor, algorithm: str) -> StoredTensor:
+def _stored(tensor: torch.Tensor) -> StoredTensor:
     shape, memory = tuple(tensor.shape), bytes_of(tensor)
-    chunk = StoredChunk((0,) * len(shape), shape, "", 0, len(memory), sum_of(memory, algorithm))
+    chunk = StoredChunk((0,) * len(shape), shape, "", 0, len(memory), sum_of(memory))
     return StoredTensor(dtype_name(tensor.dtype), shape, (chunk,))
 
 
@@ -145,7 +144,7 @@ def expand(file: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     manifest = parse_manifest(Path(file), read_json(text, Path(file)), in_one_file=True)
     for key, stored in manifest.tensors.items():
         tensor = tensors.get(key)
-        if tensor is None or _stored(tensor.contiguous(), manifest.checksums) != stored:
+        if tensor is None or _stored(tensor.contiguous()) != stored:
             what = "is missing" if tensor is None else "is not what was written"
             raise CheckpointCorruptError(f"{file}: {key} {what}", path=str(file))
     target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link

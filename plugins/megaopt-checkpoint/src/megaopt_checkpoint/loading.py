@@ -75,7 +75,7 @@ def load_checkpoint(
     Raises:
         CheckpointMismatchError: the checkpoint does not fit.
         CheckpointCorruptError: a file is missing, too short or damaged.
-        CheckpointVersionError: a newer version wrote it.
+        CheckpointVersionError: it has another format than the one that is read.
         CheckpointError: there is no checkpoint, or it cannot be read. In each case nothing has been changed, unless
             files changed while they were read, after their checksums had been right: then the error says that model
             and optimizer are partly loaded.

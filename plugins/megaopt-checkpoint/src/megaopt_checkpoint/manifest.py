@@ -52,7 +52,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 
     Raises:
         CheckpointError: there is no checkpoint at this path, or it is a symbolic link.
-        CheckpointVersionError: a newer version of megaopt wrote it.
+        CheckpointVersionError: it has another format than the one that is read.
         CheckpointCorruptError: the manifest is not what was written.
     """
     with HeldFolder(path) as folder:

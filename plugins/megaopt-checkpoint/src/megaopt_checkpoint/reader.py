@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from megaopt_checkpoint.algorithms import BoxSum
+from megaopt_checkpoint.checksums import BoxSum
 from megaopt_checkpoint.folder import HeldFile, HeldFolder
 from megaopt_checkpoint.manifest import manifest_in
 from megaopt_checkpoint.memory import bytes_of
@@ -147,9 +147,7 @@ class CheckpointReader(StorageReader):
             and lengths[1:] == tuple(sizes[1:])
         )
         place = target if direct else torch.empty((rows, *sizes[1:]) if sizes else (), dtype=dtype)
-        box = (
-            BoxSum(self._manifest.checksums) if self._verify and rows == (sizes[0] if sizes else 1) else None
-        )
+        box = BoxSum() if self._verify and rows == (sizes[0] if sizes else 1) else None
         _read_exactly(self._folder.open(chunk.file), chunk.position + first * row_bytes, bytes_of(place), box)
         if box is not None and box.text() != chunk.checksum:
             file = self._folder.path / chunk.file

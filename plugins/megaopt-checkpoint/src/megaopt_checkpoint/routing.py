@@ -24,7 +24,7 @@ def stored_routing(path: str | os.PathLike[str]) -> StoredRouting | None:
         path: the checkpoint's folder.
 
     Returns:
-        The routing, of formats before 3 without roles; None where there is no folder: another plugin may read it.
+        The routing; None where there is no folder: another plugin may read it.
 
     Raises:
         CheckpointError: what is there is no checkpoint, is damaged, or was saved without an optimizer.

@@ -208,7 +208,7 @@ class Schema:
         raise self.fault(where, value, "the name of a rank's file, such as rank-00000.bin")
 
     def role(self, described: Mapping[str, Any], where: str) -> None:
-        """Check what a parameter was: its role, and how it was seen as matrices; formats before 3 do not say.
+        """Check what a parameter was: its role, and how it was seen as matrices; without a routing neither is kept.
 
         Args:
             described: the parameter's record.

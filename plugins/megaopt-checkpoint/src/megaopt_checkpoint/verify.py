@@ -59,14 +59,12 @@ def check_files(folder: HeldFolder, manifest: Manifest, *, part: int = 0, parts:
                     mine.append((key, chunk))
                 share += 1
             if mine:
-                _check_boxes(folder.open(name), mine, pool, manifest.checksums)
+                _check_boxes(folder.open(name), mine, pool)
 
 
-def _check_boxes(
-    file: HeldFile, boxes: list[tuple[str, StoredChunk]], pool: ThreadPoolExecutor, algorithm: str
-) -> None:
+def _check_boxes(file: HeldFile, boxes: list[tuple[str, StoredChunk]], pool: ThreadPoolExecutor) -> None:
     """Check boxes of one file, which stays open meanwhile."""
-    found = sums(file, [(chunk.position, chunk.length) for _, chunk in boxes], pool, algorithm)
+    found = sums(file, [(chunk.position, chunk.length) for _, chunk in boxes], pool)
     for (key, chunk), value in zip(boxes, found, strict=True):
         if value != chunk.checksum:
             raise CheckpointCorruptError(damaged(file.path, key, chunk), path=str(file.path))

@@ -30,7 +30,7 @@ from megaopt_checkpoint.manifest import write_manifest
 from megaopt_checkpoint.memory import bytes_of
 from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor
+from megaopt_core.state import Manifest, StoredChunk, StoredTensor
 
 __all__ = ["CheckpointWriter", "rank_file"]
 
@@ -160,7 +160,6 @@ class CheckpointWriter(StorageWriter):
             chunks.setdefault(result.index.fqn, []).append(box)
             sizes[where.file] = max(sizes.get(where.file, 0), where.position + where.length)
         self._require_visible(sizes)
-        self._manifest.checksums = CHECKSUMS
         self._manifest.files = dict(sorted(sizes.items()))
         self._manifest.tensors = {
             key: StoredTensor(dtype_name(entry.properties.dtype), tuple(entry.size), tuple(chunks[key]))
@@ -222,9 +221,9 @@ def _write(
 def _sum_meanwhile(memory: memoryview, beside: ThreadPoolExecutor) -> futures.Future[str]:
     if len(memory) >= _LONG:
         try:
-            return beside.submit(sum_of, memory, CHECKSUMS)
+            return beside.submit(sum_of, memory)
         except RuntimeError:  # the interpreter waits for a save in the background, and begins no more threads
             pass
     found: futures.Future[str] = futures.Future()
-    found.set_result(sum_of(memory, CHECKSUMS))
+    found.set_result(sum_of(memory))
     return found

@@ -1,4 +1,4 @@
-"""The plugin: the sharding strategy `distributed`, also called `zero1`."""
+"""The plugin: the sharding strategy `distributed`."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ megaopt_api = "1"
 @hookimpl
 def megaopt_sharding_strategies() -> Mapping[str, ShardingStrategy]:
     """Return the strategy under both of its names."""
-    return {"distributed": Distributed(), "zero1": Distributed("zero1")}
+    return {"distributed": Distributed()}

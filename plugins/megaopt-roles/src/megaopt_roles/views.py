@@ -39,12 +39,11 @@ def seen_view(
             sizes = tuple(size * unit for size in _sizes(run, notes))
             if 2 <= len(sizes) <= _MOST_PIECES:
                 split = evolve(view, split_dim=view.dim_of(dim), split_sizes=sizes)
-                if _fits(split, shape):
+                if _fits(split, shape) and (split.split_dim == 0 or run in notes.cut_inside):
                     splits.append(split)
-    outputs = [split for split in splits if split.split_dim == 0]
-    if not outputs:
+    if not splits:
         return _with_heads(view, param, notes)
-    best = max(outputs, key=lambda split: len(split.split_sizes))
+    best = max(splits, key=lambda split: (split.split_dim == 0, len(split.split_sizes)))
     return _with_heads(evolve(best, label=f"fused {len(best.split_sizes)}"), param, notes)
 
 

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from megaopt_roles.watch._notes import Notes, Use
 from megaopt_roles.watch._products import joined
-from megaopt_roles.watch._values import Axes, Met, Run, Value
+from megaopt_roles.watch._values import Axes, Met, Run, Value, blank
 
 __all__ = ["by_entries", "weights_by_entries"]
 
@@ -131,6 +131,8 @@ def by_entries(notes: Notes, name: str, args: Sequence[Any], given: Given, made:
         _note_stream(notes, flows)
     if summing is not None:
         notes.use(summing[0], Use.SUMMED)
+    if name == "cat":
+        return _laid_beside(value, args, given, made)
     weights = any(value.weights for _, value in given)
     one_hot = (
         (name in ("eq", "one_hot") and not any(flow.makers for flow in flows))
@@ -140,6 +142,7 @@ def by_entries(notes: Notes, name: str, args: Sequence[Any], given: Given, made:
     return evolve(
         value,
         axes=None if name in ("cat", "stack", "sum", "mean") else axes,
+        loose=frozenset() if name in ("sum", "mean") else value.loose,
         also=also if name in ("add", "sub", "rsub") else (),
         parts=_parts(name, flows),
         summing=summing,
@@ -165,6 +168,23 @@ def _axes(given: Given, made: torch.Tensor) -> tuple[Axes | None, tuple[Axes, ..
 
 def _is_known(axes: Axes) -> bool:
     return any(atom.param is not None for dim in axes for atom in dim)
+
+
+def _laid_beside(value: Value, args: Sequence[Any], given: Given, made: torch.Tensor) -> Value:
+    """Return what tensors make side by side: their features keep their axes where these are not what is joined."""
+    dim = (args[1] if len(args) > 1 else 0) % made.dim()
+    every = [
+        (*axes[:dim], blank(made.shape[dim]), *axes[dim + 1 :])
+        for _, own in given
+        for axes in own.every_axes
+        if len(axes) == made.dim() and not any(atom.param is not None for atom in axes[dim])
+    ]
+    return evolve(
+        value,
+        axes=every[0] if every else None,
+        also=tuple(every[1:5]),
+        parts=_parts("cat", [own for _, own in given if own.is_activation]),
+    )
 
 
 type Summing = tuple[frozenset[int], frozenset[int], frozenset[int]] | None

@@ -159,6 +159,8 @@ def _cut(
             run = Run(atom.param, atom.dim, atom.first, atom.size, atom.stride)
             notes.cuts[run].add((begin, length))
             notes.cut_from[run].add(value.root)
+            if value.weights:
+                notes.cut_inside.add(run)
             parts = frozenset({(run, begin)})
             first = atom.first + begin * atom.stride
             own = (atom._replace(size=length, first=first),) if length > 1 else ()

@@ -54,6 +54,7 @@ class Notes:
         adding: parameters whose product went back into a stream that it was computed from.
         uncertain_rows: weights that may be rows of an activation.
         cuts: the parts that were taken of each run, as `(first, length)`.
+        cut_inside: the runs that were cut in a parameter itself.
         cut_from: the memories that these were cut from.
         whole: the memories that were used whole.
         rejoined: runs whose parts were put together again.
@@ -75,6 +76,7 @@ class Notes:
     cuts: defaultdict[Run, set[tuple[int, int]]] = Factory(lambda: defaultdict(set))
     cut_from: defaultdict[Run, set[int]] = Factory(lambda: defaultdict(set))
     whole: set[int] = Factory(set)
+    cut_inside: set[Run] = Factory(set)
     rejoined: set[Run] = Factory(set)
     obscured: set[int] = Factory(set)
     heads: defaultdict[int, set[tuple[frozenset[tuple[Run, int]], int]]] = Factory(lambda: defaultdict(set))

@@ -54,12 +54,12 @@ def product(
     if not weights:
         return _of_activations(notes, pairs)
     if not others:
-        right = values[-1]
-        if not (right.weights <= notes.layers and not values[0].weights & notes.layers and len(values) == 2):
+        own = [value for value in values if value.weights <= notes.layers]
+        if len(own) != 1 or len(values) != 2:
             return _of_weights(notes, name, pairs)
-        notes.use(values[0].weights, Use.ROWS)
-        weights, others = [right], [evolve(NOTHING, makers=frozenset(), inner=True)]
-        pairs = [(pairs[0][0], others[0]), pairs[1]]
+        weights, others = own, [evolve(NOTHING, makers=frozenset(), inner=True)]
+        pairs = [(factor, value if value is own[0] else others[0]) for factor, value in pairs]
+        notes.use(next(value for value in values if value is not own[0]).weights, Use.ROWS)
     params = frozenset[int]().union(*(value.weights for value in weights))
     is_convolution = "conv" in name
     fixed = not any(value.is_activation or value.zero for value in others)

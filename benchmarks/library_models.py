@@ -14,6 +14,7 @@ import json
 import lzma
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 __all__ = ["LIBRARIES", "Named"]
@@ -139,7 +141,7 @@ def peft_models() -> Iterator[Named]:
     """Yield small models of transformers under every kind of adapter that fits them."""
     import peft
 
-    made = _load(_ROOT / "plugins/megaopt-roles/tests/models/model_fixtures/real.py").REAL
+    made = _load(_ROOT / "plugins/megaopt-roles/tests/library_models.py").REAL
     targets = {
         "llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"],
         "bert_classifier": ["query", "value"], "vit": ["q_proj", "v_proj"], "t5": ["q", "v", "wo"],
@@ -201,10 +203,8 @@ def own_models() -> Iterator[Named]:
     for path in sorted((tests / "zoo").glob("zoo_*.py")):
         for name, (factory, _) in _load(path).EXPECTED.items():
             yield f"{path.stem}-{name}", factory
-    for name, build in _load(tests / "models/model_fixtures/real.py").REAL.items():
+    for name, build in _load(tests / "library_models.py").REAL.items():
         yield f"real-{name}", build
-    for name, (factory, _) in _load(tests / "test_role_rules_models.py").EXPECTED.items():
-        yield f"hand-{name}", factory
     yield from _examples()
 
 
@@ -236,10 +236,35 @@ def _classes(path: Path) -> dict[str, Any]:
 def tested_models() -> Iterator[Named]:
     """Yield small models that tests of a reader of sources were made of, from their source texts."""
     data = json.loads(lzma.decompress((Path(__file__).parent / "role_data/tests.json.xz").read_bytes()))
-    generated = _load(_ROOT / "plugins/megaopt-roles/tests/generated_models.py")
+    scope = {"torch": torch, "nn": nn, "F": F, "FusedLoss": FusedLoss, "OwnLinear": OwnLinear}
     for name, source in data["sources"].items():
         text, kind = (source, "Model") if isinstance(source, str) else (source["source"], source["class"])
-        yield name, lambda text=text, kind=kind: generated.module(text, kind)()
+        yield name, lambda text=text, kind=kind: _made(textwrap.dedent(text), kind, dict(scope))
+
+
+def _made(text: str, kind: str, scope: dict[str, Any]) -> nn.Module:
+    exec(text, scope)  # noqa: S102 - stored texts of our own
+    model: nn.Module = scope[kind]()
+    return model
+
+
+class FusedLoss(torch.autograd.Function):
+    """A loss that multiplies with a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(hidden @ weight.T, target)
+
+
+class OwnLinear(nn.Module):
+    """A linear layer of its own class."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.zeros(outputs, inputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.kernel.t()
 
 
 def _load(path: Path) -> ModuleType:

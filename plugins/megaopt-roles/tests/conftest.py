@@ -1,12 +1,9 @@
 """Optimizers for these tests, brought by a plugin of their own, and models made from source text."""
 
-import importlib.util
 import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -58,18 +55,6 @@ def stand_in() -> Iterator[None]:
     """Register the two."""
     with temporary_plugin(StandIn(), name="stand-in"):
         yield
-
-
-@pytest.fixture(scope="session")
-def generated_models() -> ModuleType:
-    """Return the module that makes models from source text."""
-    path = Path(__file__).with_name("generated_models.py")
-    spec = importlib.util.spec_from_file_location("generated_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _told(decision: RoleDecision) -> str:

@@ -104,8 +104,8 @@ DOUBTFUL = {"capsules": ["W"]}
 NUMBERS = {"expert layouts", "experts one by one"}
 """Forwards that choose rows by numbers: they run on a model that has some."""
 
-UNSPLIT = {"memory": {"read_params.weight", "write_params.weight"}, "expert layouts": {"flat.w2"}}
-"""Known limits: parts of a product that a memory is addressed with, and experts in the columns of one flat weight."""
+UNSPLIT = {"memory": {"read_params.weight", "write_params.weight"}}
+"""A known limit: parts of a product that a memory is addressed with."""
 
 LIMITS = {"doubly residual"}
 """The layers of forecasts stand in repeated blocks, which conventions take for hidden."""

@@ -173,6 +173,7 @@ def directory() -> str:
                 ("optimizers", plugin.optimizers),
                 ("strategies", plugin.strategies),
                 ("schedules", plugin.schedules),
+                ("precision policies", plugin.precision_policies),
             )
             if [name for name in names if not name.startswith("kit_")]
         ]

@@ -1,4 +1,4 @@
-"""The core's own plugin: schedules, the replicated strategy and its own state code, through the same hooks."""
+"""The core's own plugin: schedules, the replicated strategy and plain precision policies, through the same hooks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from megaopt_core.config._fields import CORE_FIELD_NAMES
 from megaopt_core.plugin_api._hookspecs import hookimpl
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
-from megaopt_core.precision._block_codes import BLOCKS, decode_blocks
-from megaopt_core.precision._state_codes import SCALED, Decoder, decode_scaled
+from megaopt_core.precision._main_params import MainParams
+from megaopt_core.precision._policy import Fp32, PrecisionPolicy
 from megaopt_core.schedules._styles import BUILTIN_STYLES
 from megaopt_core.sharding._protocol import ShardingStrategy
 from megaopt_core.sharding._replicated import Replicated
@@ -16,9 +16,9 @@ from megaopt_core.sharding._replicated import Replicated
 __all__ = [
     "core_fields",
     "megaopt_api",
+    "megaopt_precision_policies",
     "megaopt_schedules",
     "megaopt_sharding_strategies",
-    "megaopt_state_codes",
 ]
 
 megaopt_api = "1"
@@ -40,6 +40,6 @@ def megaopt_schedules() -> Mapping[str, ScheduleStyle]:
 
 
 @hookimpl
-def megaopt_state_codes() -> Mapping[str, Decoder]:
-    """Return the codes of fp16 and fp8 states, and of those in 8 bits."""
-    return {BLOCKS: decode_blocks, SCALED: decode_scaled}
+def megaopt_precision_policies() -> Mapping[str, type[PrecisionPolicy]]:
+    """Return the policies of full precision, and of fp32 main parameters."""
+    return {"fp32": Fp32, "main_params": MainParams}

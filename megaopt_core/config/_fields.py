@@ -120,8 +120,13 @@ class CoreFields:
         FLOAT_DTYPES,
         "Dtype that the model's weights ought to have: a warning tells when none has it; nothing is cast.",
     )
+    precision: str | None = setting(
+        None,
+        optional(NAME),
+        "Precision policy, by name. None: what `fp16`, `bf16` and `use_precision_aware_optimizer` ask for.",
+    )
     use_precision_aware_optimizer: bool = switch(
-        "Let main parameters, main gradients and optimizer states be kept in the four dtypes below.",
+        "Let main parameters, main gradients and optimizer states be kept in the four dtypes below (megaopt-lowbit).",
     )
     store_param_remainders: bool = switch(
         default=True,
@@ -207,6 +212,10 @@ def _check_together(config: CoreFields) -> None:
     if config.fp16 and config.bf16:
         raise ConfigurationError(
             "fp16=True and bf16=True: at most one of them can be True", setting="fp16", value=True
+        )
+    if config.precision is not None and config.use_precision_aware_optimizer:
+        raise _refused(
+            config, "precision", "use_precision_aware_optimizer=True asks for a policy too; keep one of them"
         )
     offloads = config.optimizer_cpu_offload
     if offloads and not config.optimizer_offload_fraction:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_core.config._dtypes import STATE_DTYPES
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import require_config
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
@@ -25,7 +26,7 @@ from megaopt_core.params._parts import is_dtensor, is_marked_expert
 from megaopt_core.params._shards import Shard, whole
 from megaopt_core.params._specs import Granularity
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.precision._choice import STORABLE, precision_policy, require_possible, require_state
+from megaopt_core.precision._choice import precision_policy, require_possible
 from megaopt_core.reporting._unused_settings import unused_settings, warn_of_unused
 from megaopt_core.reporting._use import Use
 from megaopt_core.sharding._layout import PieceSpec
@@ -72,7 +73,7 @@ class _WrappedOptimizer(MegatronOptimizer):
         name = type(optimizer).__name__
         entry = _entry_of(optimizer)
         require_possible(config, {name: entry})
-        precision = precision_policy(config, entry, name)
+        precision = precision_policy(config).of(config, entry, name)
         pgs = ProcessGroupCollection.of(process_groups)
         names: dict[torch.nn.Parameter, str] = _names(optimizer)
         public = [
@@ -96,7 +97,7 @@ class _WrappedOptimizer(MegatronOptimizer):
             )
             if init_state_fn is not None or not optimizer.state:
                 StepRunner().init_state(optimizer, precision, stepped, init_state_fn, config)
-            require_state(config, optimizer, entry)
+            precision.require_state(config, optimizer, entry)
         part = OptimizerPart(
             optimizer,
             precision,
@@ -161,7 +162,7 @@ def _entry_of(optimizer: torch.optim.Optimizer) -> OptimizerEntry:
     is_torchs = cls.__module__.startswith("torch.optim.")
     return OptimizerEntry(
         cls,
-        state_dtypes={"exp_avg": STORABLE, "exp_avg_sq": STORABLE},
+        state_dtypes=dict.fromkeys(("exp_avg", "exp_avg_sq"), frozenset(STATE_DTYPES)),
         granularity=Granularity.TENSOR if is_torchs else Granularity.GROUP,
     )
 

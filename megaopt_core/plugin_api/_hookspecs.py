@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
     from megaopt_core.plugin_api._stored_routing import StoredRouting
+    from megaopt_core.precision._policy import PrecisionPolicy
     from megaopt_core.precision._state_codes import Decoder
     from megaopt_core.sharding._protocol import ShardingStrategy
 
@@ -38,6 +39,7 @@ __all__ = [
     "megaopt_commands",
     "megaopt_optimizer_entries",
     "megaopt_param_overrides",
+    "megaopt_precision_policies",
     "megaopt_process_groups",
     "megaopt_resolve_optimizer",
     "megaopt_schedules",
@@ -158,6 +160,16 @@ def megaopt_schedules() -> Mapping[str, ScheduleStyle]:  # type: ignore[empty-bo
 
     Returns:
         `{name: ScheduleStyle}`; a style serves the learning rate, weight decay or both.
+    """
+
+
+@hookspec
+def megaopt_precision_policies() -> Mapping[str, type[PrecisionPolicy]]:  # type: ignore[empty-body]
+    """Offer precision policies: what is stepped, and how parameters and states are kept between steps.
+
+    Returns:
+        `{name: class}`; the name is what users write in `precision="..."`. `PrecisionPolicy.of` makes one for each
+        inner optimizer.
     """
 
 

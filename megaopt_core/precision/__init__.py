@@ -1,19 +1,35 @@
 """Precision policies: what is stepped, and how states are stored."""
 
 from megaopt_core.precision._main_params import MainParams
-from megaopt_core.precision._param_remainders import ParamRemainders
 from megaopt_core.precision._policy import BasePrecisionPolicy, Fp32, PrecisionPolicy
-from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice
-from megaopt_core.precision._storage import ParamStorage
+from megaopt_core.precision._state_codes import (
+    BLOCK,
+    BLOCKS,
+    SCALED,
+    CodedState,
+    Decoder,
+    StoredSlice,
+    block_magnitudes,
+    decode_slices,
+    scale_key,
+)
+from megaopt_core.precision._storage import LOW_PRECISION, ParamStorage, SeparateMain
 
 __all__ = [
+    "BLOCK",
+    "BLOCKS",
+    "LOW_PRECISION",
+    "SCALED",
     "BasePrecisionPolicy",
     "CodedState",
     "Decoder",
     "Fp32",
     "MainParams",
-    "ParamRemainders",
     "ParamStorage",
     "PrecisionPolicy",
+    "SeparateMain",
     "StoredSlice",
+    "block_magnitudes",
+    "decode_slices",
+    "scale_key",
 ]

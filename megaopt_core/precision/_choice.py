@@ -1,4 +1,4 @@
-"""Which precision policy a configuration asks for, and whether what it asks for can be done."""
+"""Which precision policy a configuration asks for."""
 
 from __future__ import annotations
 
@@ -7,28 +7,43 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from megaopt_core.config._dtypes import STATE_DTYPES, parse_dtype, shown
-from megaopt_core.errors import UnsupportedSettingError
-from megaopt_core.params._specs import Granularity
-from megaopt_core.precision._main_params import MainParams
-from megaopt_core.precision._param_remainders import BATCH_ELEMENTS, ParamRemainders
-from megaopt_core.precision._policy import Fp32, PrecisionPolicy
-from megaopt_core.precision._storage import LOW_PRECISION
+from megaopt_core.config._dtypes import parse_dtype, shown
+from megaopt_core.errors import PluginError, UnsupportedSettingError
+from megaopt_core.precision._policy import PrecisionPolicy
+from megaopt_core.registry._catalogue import PRECISION_AWARE
+from megaopt_core.registry._registry import get_registry
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.plugin_api._entries import OptimizerEntry
 
-__all__ = ["STORABLE", "precision_policy", "require_possible", "require_state"]
+__all__ = ["precision_policy", "require_possible"]
 
-STORABLE = frozenset(STATE_DTYPES)
-"""Dtypes that a moment can be stored in, with a scale where the range asks for one; uint8 stands for 8-bit codes."""
 
-_CORE_SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "exp_avg_dtype": ("exp_avg",),
-    "exp_avg_sq_dtype": ("exp_avg_sq",),
-}
-_WITHOUT_SCALE = (torch.float32, *LOW_PRECISION)
+def precision_policy(config: OptimizerConfig) -> type[PrecisionPolicy]:
+    """Return the class of the policies that a configuration asks for.
+
+    Args:
+        config: the run's configuration.
+
+    Raises:
+        PluginNotInstalledError: it comes with a plugin that is not installed, or is blocked.
+        BrokenPluginError: it should come from a plugin that failed to load.
+        UnknownNameError: nobody offers a policy of this name.
+        PluginError: a plugin offers something else under this name.
+    """
+    if config.precision is not None:
+        name = config.precision
+    elif config.use_precision_aware_optimizer:
+        name = PRECISION_AWARE
+    else:
+        name = "main_params" if config.fp16 or config.bf16 else "fp32"
+    registry = get_registry()
+    policy = registry.precision_policy(name)
+    if not issubclass(policy, PrecisionPolicy):
+        owner = registry.owner("precision", name)
+        raise PluginError(f"precision policy {name!r} of {owner}: {policy.__name__} is no PrecisionPolicy")
+    return policy
 
 
 def require_possible(config: OptimizerConfig, entries: Mapping[str, OptimizerEntry]) -> None:
@@ -40,114 +55,17 @@ def require_possible(config: OptimizerConfig, entries: Mapping[str, OptimizerEnt
 
     Raises:
         UnsupportedSettingError: a setting asks for what cannot be done, or would be ignored.
+        PluginNotInstalledError: the policy that is asked for comes with a plugin that is not installed.
     """
-    mixed = config.fp16 or config.bf16
-    if config.loss_scale is not None and not mixed:
+    if config.loss_scale is not None and not (config.fp16 or config.bf16):
         raise _unsupported(config, "loss_scale", "needs fp16=True or bf16=True; fp32 losses are not scaled")
     if not config.use_precision_aware_optimizer:
-        _require_full_states(config, entries)
-        return
-    for name in ("main_grads_dtype", "main_params_dtype"):
-        if getattr(config, name) not in _WITHOUT_SCALE:
-            raise _unsupported(config, name, f"must be one of {_names(_WITHOUT_SCALE)}")
-        if not mixed and getattr(config, name) != torch.float32:
-            raise _unsupported(config, name, "must be 'float32' unless fp16=True or bf16=True")
-    if config.fp16 and config.main_grads_dtype == torch.float16:
-        raise _unsupported(
-            config, "main_grads_dtype", "unscaled gradients underflow in fp16; use 'float32' or 'bfloat16'"
-        )
-    held = {entry.state_dtype_settings[key] for entry in entries.values() for key in entry.state_dtypes}
-    for name, keys in _settings_of(entries).items():
-        if _asked(config, name) == torch.float32 or name in held:
-            continue
-        used = ", ".join(map(repr, sorted(entries)))
-        what = " or ".join(keys)
-        raise _unsupported(config, name, f"no optimizer in use can keep {what} in less than fp32 ({used})")
-
-
-def _require_full_states(config: OptimizerConfig, entries: Mapping[str, OptimizerEntry]) -> None:
-    for name in _settings_of(entries):
-        if _asked(config, name) != torch.float32:
-            raise _unsupported(config, name, "must be 'float32' unless use_precision_aware_optimizer=True")
-
-
-def _settings_of(entries: Mapping[str, OptimizerEntry]) -> dict[str, tuple[str, ...]]:
-    """Return setting to the state keys that it governs: the core's settings, and those of optimizers in use."""
-    found = dict(_CORE_SETTINGS)
-    for entry in entries.values():
-        for key in entry.state_dtypes:
-            name = entry.state_dtype_settings[key]
-            found[name] = tuple(dict.fromkeys((*found.get(name, ()), key)))
-    return found
-
-
-def _asked(config: OptimizerConfig, name: str) -> torch.dtype:
-    """Return the dtype that a setting asks for; a plugin's may be written as a string, and None is fp32."""
-    value = parse_dtype(getattr(config, name))
-    if value is None:
-        return torch.float32
-    if not isinstance(value, torch.dtype):
-        raise _unsupported(config, name, f"must be a dtype, one of {_names(STATE_DTYPES)}")
-    return value
-
-
-def require_state(config: OptimizerConfig, inner: torch.optim.Optimizer, entry: OptimizerEntry) -> None:
-    """Raise unless an optimizer has every state that is to be kept in less than fp32.
-
-    Args:
-        config: the run's configuration.
-        inner: the optimizer, its state made; one that has none yet passes.
-        entry: says which settings govern which states.
-
-    Raises:
-        UnsupportedSettingError: a state dtype would be ignored.
-    """
-    keys = {key for state in inner.state.values() for key in state}
-    for name, governed in _settings_of({"": entry}).items():
-        if keys and _asked(config, name) != torch.float32 and not keys & set(governed):
-            what = " or ".join(governed)
-            held = ", ".join(sorted(keys))
-            raise _unsupported(config, name, f"{type(inner).__name__} has no state {what} ({held})")
-
-
-def precision_policy(config: OptimizerConfig, entry: OptimizerEntry, name: str) -> PrecisionPolicy:
-    """Return a new policy for one inner optimizer.
-
-    Args:
-        config: the run's configuration.
-        entry: the optimizer's entry, which says in which dtypes its states can be kept.
-        name: the optimizer's registered name, for errors.
-
-    Raises:
-        UnsupportedSettingError: a state dtype is asked for that the optimizer cannot hold.
-    """
-    mixed = config.fp16 or config.bf16
-    if not config.use_precision_aware_optimizer:
-        return MainParams() if mixed else Fp32()
-    state_dtypes = {}
-    for key, held in entry.state_dtypes.items():
-        setting = entry.state_dtype_settings[key]
-        dtype = _asked(config, setting)
-        if dtype == torch.float32:
-            continue
-        if dtype not in held:
-            allowed = _names(sorted(held, key=str))
-            raise _unsupported(config, setting, f"{name!r} can keep {key} in {allowed}")
-        state_dtypes[key] = dtype
-    return ParamRemainders(
-        state_dtypes=state_dtypes,
-        positive_states=entry.positive_states,
-        main_params_dtype=config.main_params_dtype,
-        main_grads_dtype=config.main_grads_dtype,
-        store_param_remainders=config.store_param_remainders,
-        is_mixed=mixed,
-        stochastic_rounding=config.stochastic_state_rounding,
-        batch_elements=None if entry.configured(config).granularity is Granularity.GROUP else BATCH_ELEMENTS,
-    )
-
-
-def _names(dtypes: tuple[torch.dtype, ...] | list[torch.dtype]) -> str:
-    return ", ".join(map(shown, dtypes))
+        for name in {name for entry in entries.values() for name in entry.state_dtype_settings.values()}:
+            if parse_dtype(getattr(config, name)) not in (None, torch.float32):
+                raise _unsupported(
+                    config, name, "must be 'float32' unless use_precision_aware_optimizer=True"
+                )
+    precision_policy(config).require_possible(config, entries)
 
 
 def _unsupported(config: OptimizerConfig, setting: str, why: str) -> UnsupportedSettingError:

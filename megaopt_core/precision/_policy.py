@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -14,6 +14,10 @@ from megaopt_core.precision._storage import ParamStorage
 from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._live_model import Piece
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.plugin_api._entries import OptimizerEntry
 
 __all__ = ["MAIN_PARAM", "BasePrecisionPolicy", "Fp32", "PrecisionPolicy"]
 
@@ -39,6 +43,37 @@ class PrecisionPolicy:
     _watched: list[list[torch.Tensor]]
     _borrowers: list[tuple[torch.Tensor, torch.Tensor | None]]
     """Stepped tensors that were lent a gradient, and the gradient that each had before."""
+
+    @classmethod
+    def require_possible(cls, config: OptimizerConfig, entries: Mapping[str, OptimizerEntry]) -> None:
+        """Raise unless the policy can do what a configuration asks of it: asked at the build, before :meth:`of`.
+
+        Args:
+            config: the run's configuration.
+            entries: registered name to entry, of every optimizer in use.
+        """
+
+    @classmethod
+    def of(cls, config: OptimizerConfig, entry: OptimizerEntry, name: str) -> Self:
+        """Return a new policy for one inner optimizer: here one without arguments.
+
+        Args:
+            config: the run's configuration.
+            entry: the optimizer's entry.
+            name: the optimizer's registered name, for errors.
+        """
+        return cls()
+
+    def require_state(
+        self, config: OptimizerConfig, inner: torch.optim.Optimizer, entry: OptimizerEntry
+    ) -> None:
+        """Raise unless an optimizer of a class that no plugin describes has the state that the policy is to keep.
+
+        Args:
+            config: the run's configuration.
+            inner: the optimizer, its state made; one that has none yet passes.
+            entry: what is assumed of it.
+        """
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Return the tensor to step for every piece, in order.

@@ -16,6 +16,8 @@ __all__ = [
     "DEFAULT_OPTIMIZER",
     "LEFT_NAMES",
     "OPTIMIZERS",
+    "PRECISION_AWARE",
+    "PRECISION_POLICIES",
     "REFERENCE_ALIASES",
     "REFERENCE_SETTINGS",
     "RESOLVER",
@@ -65,6 +67,12 @@ STRATEGIES: Mapping[str, str] = {
     "fsdp": "megaopt-fsdp",
 }
 """Sharding strategy to the distribution that brings it."""
+
+PRECISION_AWARE = "precision_aware"
+"""What `use_precision_aware_optimizer=True` means."""
+
+PRECISION_POLICIES: Mapping[str, str] = {PRECISION_AWARE: "megaopt-lowbit"}
+"""Precision policy to the distribution that brings it."""
 
 _REFERENCE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "adam": ("beta1", "beta2", "eps"),

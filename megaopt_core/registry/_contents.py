@@ -22,7 +22,12 @@ type _Conflicts = dict[tuple[str, str], DuplicateNameError]
 
 _HOOK = "megaopt_resolve_optimizer"
 
-_OFFERED = {"optimizer": "optimizers", "strategy": "strategies", "schedule": "schedules"}
+_OFFERED = {
+    "optimizer": "optimizers",
+    "strategy": "strategies",
+    "schedule": "schedules",
+    "precision": "precision_policies",
+}
 """Kind to the attribute of a loaded plugin that holds what it offers of it."""
 
 
@@ -32,7 +37,7 @@ class Contents:
 
     Args:
         plugins: those that work, in their one order.
-        tables: of optimizers, strategies and schedules, by name what is offered and by whom.
+        tables: of optimizers, strategies, schedules and precision policies, by name what is offered and by whom.
         settings: full name to setting.
         conflicts: `(kind, name)` to the error for whoever asks for a name that two plugins give.
     """
@@ -46,7 +51,7 @@ class Contents:
         """Raise if two plugins give a name.
 
         Args:
-            kind: `"optimizer"`, `"strategy"`, `"schedule"`, `"setting"` or `"plugin"`.
+            kind: `"optimizer"`, `"strategy"`, `"schedule"`, `"precision"`, `"setting"` or `"plugin"`.
             name: the name.
 
         Raises:

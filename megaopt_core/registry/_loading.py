@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
 
 import attrs
 import pluggy
@@ -16,6 +17,9 @@ from megaopt_core.registry._faults import loading, words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin
 from megaopt_core.sharding._protocol import ShardingStrategy
+
+if TYPE_CHECKING:
+    from megaopt_core.precision._policy import PrecisionPolicy
 
 __all__ = [
     "LoadedPlugin",
@@ -36,6 +40,7 @@ class LoadedPlugin:
         optimizers: optimizer name to entry.
         strategies: strategy name to strategy.
         schedules: style name to style.
+        precision_policies: policy name to class.
         core_fields: names of the core's configuration fields; only the core's own plugin has any.
     """
 
@@ -44,6 +49,7 @@ class LoadedPlugin:
     optimizers: Mapping[str, OptimizerEntry]
     strategies: Mapping[str, ShardingStrategy]
     schedules: Mapping[str, ScheduleStyle]
+    precision_policies: Mapping[str, type[PrecisionPolicy]]
     core_fields: frozenset[str] = frozenset()
 
     def has(self, hook: str) -> bool:
@@ -74,6 +80,7 @@ def load_plugin(
             optimizers = _offered(hooks, "megaopt_optimizer_entries", OptimizerEntry)
             strategies = _offered(hooks, "megaopt_sharding_strategies", _STRATEGY)
             schedules = _offered(hooks, "megaopt_schedules", ScheduleStyle)
+            policies: dict[str, type] = _offered(hooks, "megaopt_precision_policies", type)
         loaded = attrs.evolve(info, status=PluginStatus.LOADED)
         for name, entry in optimizers.items():
             check_entry(name, entry, core_fields)
@@ -85,7 +92,7 @@ def load_plugin(
         raise
     except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
         return info.broken_by(error)
-    return LoadedPlugin(loaded, hooks, optimizers, strategies, schedules, fields)
+    return LoadedPlugin(loaded, hooks, optimizers, strategies, schedules, policies, fields)
 
 
 def _offered[T](hooks: pluggy.HookRelay, hook: str, kind: type[T]) -> dict[str, T]:

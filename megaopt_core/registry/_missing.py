@@ -26,17 +26,19 @@ __all__ = [
 _SHORT = 2
 """Names no longer than this begin too many others."""
 
-type Kind = Literal["optimizer", "strategy", "schedule"]
+type Kind = Literal["optimizer", "strategy", "schedule", "precision"]
 
 WORDS: Mapping[Kind, str] = {
     "optimizer": "optimizer",
     "strategy": "sharding strategy",
     "schedule": "schedule",
+    "precision": "precision policy",
 }
 _CATALOGUES: Mapping[Kind, Mapping[str, str]] = {
     "optimizer": catalogue.OPTIMIZERS,
     "strategy": catalogue.STRATEGIES,
     "schedule": {},
+    "precision": catalogue.PRECISION_POLICIES,
 }
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their comma
 
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+    from megaopt_core.precision._policy import PrecisionPolicy
     from megaopt_core.registry._contents import Contents
     from megaopt_core.registry._loading import LoadedPlugin
     from megaopt_core.registry._setting_owners import SettingInfo
@@ -101,7 +102,7 @@ class PluginRegistry:
         """Raise if two plugins give a name.
 
         Args:
-            kind: `"optimizer"`, `"strategy"`, `"schedule"`, `"setting"` or `"plugin"`.
+            kind: `"optimizer"`, `"strategy"`, `"schedule"`, `"precision"`, `"setting"` or `"plugin"`.
             name: the name.
 
         Raises:
@@ -156,6 +157,19 @@ class PluginRegistry:
         """Return every sharding strategy that one plugin gives, by name."""
         return self._all("strategy")
 
+    def precision_policy(self, name: str) -> type[PrecisionPolicy]:
+        """Return the class of a precision policy; raises as :meth:`optimizer` does.
+
+        Args:
+            name: what users write in `precision="..."`.
+        """
+        policy: type[PrecisionPolicy] = self._find("precision", name)[0]
+        return policy
+
+    def precision_policies(self) -> dict[str, type[PrecisionPolicy]]:
+        """Return the class of every precision policy that one plugin gives, by name."""
+        return self._all("precision")
+
     def schedule(self, name: str, kind: Literal["lr", "wd"] | None = None) -> ScheduleStyle:
         """Return a schedule style; raises as :meth:`optimizer` does.
 
@@ -182,7 +196,7 @@ class PluginRegistry:
         """Return the plugin that offers something; raises as :meth:`optimizer` does.
 
         Args:
-            kind: `"optimizer"`, `"strategy"` or `"schedule"`.
+            kind: `"optimizer"`, `"strategy"`, `"schedule"` or `"precision"`.
             name: its name.
         """
         return self._find(kind, name)[1]
@@ -209,7 +223,7 @@ class PluginRegistry:
         """Name the plugin that offers something in whatever its code raises inside the block.
 
         Args:
-            kind: `"optimizer"`, `"strategy"` or `"schedule"`.
+            kind: `"optimizer"`, `"strategy"`, `"schedule"` or `"precision"`.
             name: its name.
 
         Raises:

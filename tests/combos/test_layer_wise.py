@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from megaopt_core import Granularity, build_optimizer, get_registry
-from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.optimizers import MegatronOptimizer
 
 pytest.importorskip("megaopt_layerwise")
@@ -42,14 +41,15 @@ def test_one_process_makes_the_bits_of_a_replicated_optimizer(name: str) -> None
     assert all(torch.equal(left, right) for left, right in zip(whole, owned, strict=True))
 
 
-def test_a_model_that_leaves_its_memory_is_told() -> None:
-    """A step would not reach it."""
+def test_a_model_that_leaves_its_memory_is_stepped_in_it_again() -> None:
+    """Trainers move models by `param.data`: values come back into the strategy's memory, and the step reaches them."""
     name = next(name for name in NAMES if get_registry().optimizer(name).granularity is Granularity.TENSOR)
-    model, optimizer = build(name, "layer_wise")
-    for param in model.parameters():
-        param.data = param.data.clone()
-        param.grad = torch.ones_like(param)
-    with pytest.raises(
-        UnsupportedOperationError, match=r"memory that its sharding strategy gave it: convert or"
-    ):
+    stepped = []
+    for moves in (False, True):
+        model, optimizer = build(name, "layer_wise")
+        for param in model.parameters():
+            param.data = param.data.clone() if moves else param.data
+            param.grad = torch.ones_like(param)
         optimizer.step()
+        stepped.append([param.detach().clone() for param in model.parameters()])
+    assert all(torch.equal(left, right) for left, right in zip(*stepped, strict=True))

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from megaopt_lowbit.blocks import BlockCode
 from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import UnusedSettingWarning
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.precision._block_codes import BlockCode
 
 pytestmark = pytest.mark.any_python
 

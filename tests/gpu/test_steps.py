@@ -8,8 +8,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from device_training import PRECISIONS, build, everything, model_of, relative, train
-
-from megaopt_core.precision._block_codes import BlockCode
+from megaopt_lowbit.blocks import BlockCode
 
 
 @pytest.mark.parametrize(("name", "cls"), [("adam", torch.optim.AdamW), ("sgd", torch.optim.SGD)])

@@ -98,13 +98,15 @@ def _values(model: Model) -> dict[str, torch.Tensor]:
     return {name: param.detach().clone() for name, param in model.named_parameters()}
 
 
-def _resumes(folder: Path, optimizer: str, sharding: str | None, style: str | None) -> None:
+def _resumes(
+    folder: Path, optimizer: str, sharding: str | None, style: str | None, precision: str | None
+) -> None:
     """Train, save, load into another, and train both on: nothing differs."""
 
     def build(seed: int) -> tuple:
         torch.manual_seed(seed)
         model = Model()
-        made = build_optimizer(model, optimizer, lr=0.05, sharding=sharding)
+        made = build_optimizer(model, optimizer, lr=0.05, sharding=sharding, precision=precision)
         return model, made, None if style is None else _scheduler(made, style)
 
     first, second = build(0), build(1)
@@ -133,15 +135,23 @@ def test_every_plugin_of_the_documentation_trains_and_resumes(block: str, tmp_pa
     module = _module(block)
     known = get_registry()
     optimizers, strategies, schedules = known.optimizers(), known.strategies(), known.schedules()
+    policies = known.precision_policies()
     with temporary_plugin(Momentum(), name="momentum"), temporary_plugin(module) as registry:
         offered = {
             "optimizer": registry.optimizers().keys() - optimizers.keys() - {"example_adam"},
             "sharding": registry.strategies().keys() - strategies.keys(),
             "style": registry.schedules().keys() - schedules.keys(),
+            "precision": registry.precision_policies().keys() - policies.keys(),
         }
         cases = [(kind, name) for kind, names in offered.items() for name in sorted(names)]
         for kind, name in cases or [("sharding", "replicated")]:
-            chosen = {"optimizer": "example_adam", "sharding": None, "style": None, kind: name}
+            chosen = {
+                "optimizer": "example_adam",
+                "sharding": None,
+                "style": None,
+                "precision": None,
+                kind: name,
+            }
             _resumes(tmp_path / name, **chosen)
         if hasattr(module, "megaopt_commands"):
             parser = ArgumentParser()

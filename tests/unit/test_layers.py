@@ -61,6 +61,7 @@ TYPES_FROM_ABOVE = {
     ("plugin_api", "execution"),
     ("plugin_api", "precision"),
     ("registry", "config"),
+    ("registry", "precision"),
     ("reporting", "optimizers"),
     ("sharding", "optimizers"),
     ("sharding", "routing"),

@@ -132,7 +132,7 @@ class ChildBuilder:
         require_attached(sharded, layout, model.rank, child.groups, child.strategy, specs, world)
         runner = step_runner(self.config, entry, child.optimizer)
         sharded = runner.place(sharded)
-        precision = precision_policy(self.config, entry, child.optimizer)
+        precision = precision_policy(self.config).of(self.config, entry, child.optimizer)
         stepped = precision.attach(sharded.pieces)
         for piece, tensor in zip(sharded.pieces, stepped, strict=True):
             _tag(tensor, piece, model.infos[piece.spec.members[0][1].name], peer_groups)

@@ -12,7 +12,8 @@ from attrs import define, evolve, field, frozen
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params._shards import Shard
 from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.precision._state_codes import StoredSlice
+from megaopt_core.precision._state_codes import BLOCKS, SCALED, StoredSlice
+from megaopt_core.registry._catalogue import PRECISION_AWARE, PRECISION_POLICIES
 from megaopt_core.state._pieces import PieceState
 from megaopt_core.state._restore.fitting import misfit
 from megaopt_core.state._sources import Request, Source
@@ -237,8 +238,7 @@ class PieceRestore:
                 self._mismatch(
                     key,
                     member,
-                    f"is stored in the code {run.code!r}, which nothing here reads: a plugin offers it by the hook "
-                    "megaopt_state_codes",
+                    f"is stored in the code {run.code!r}, which nothing here reads: {_who_reads(run.code)}",
                 )
             elements, values = raw[run.start : run.stop], decode(run.values, self._place)
             yield StoredSlice(
@@ -302,3 +302,10 @@ def _latest(values: Sequence[Any]) -> Any:
         return values[0]
     numbers = [value for value in values if value is not None and not isinstance(value, str)]
     return max(numbers, key=lambda value: float(decode(value, _no_tensor))) if numbers else values[0]
+
+
+def _who_reads(code: str) -> str:
+    """Return which plugin to install for a code."""
+    if code in (BLOCKS, SCALED):
+        return f"pip install {PRECISION_POLICIES[PRECISION_AWARE]}"
+    return "a plugin offers it by the hook megaopt_state_codes"

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from megaopt_lowbit.scaled import ScaledCode
 from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.precision._state_codes import ScaledCode
 
 pytestmark = pytest.mark.any_python
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from megaopt_lowbit.scaled import ScaledCode
 from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.precision._state_codes import ScaledCode
 
 pytestmark = pytest.mark.any_python
 

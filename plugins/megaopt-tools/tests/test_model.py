@@ -13,6 +13,7 @@ from torch.nn import functional
 from megaopt_core import OptimizerConfig, Role, route
 
 SMALL = Shape(width=32, layers=2, heads=2, expansion=48)
+BATCH = torch.zeros(1, 8, dtype=torch.int64)
 
 
 def test_size_is_between_four_hundred_thousand_and_a_million() -> None:
@@ -98,7 +99,7 @@ def test_feed_forward_is_the_formula_written_out() -> None:
 
 def test_fused_weights_are_seen_as_the_matrices_they_hold() -> None:
     """Query, key and value are three matrices, gate and up two; a matrix optimizer takes each by itself."""
-    routing = route(OptimizerConfig(optimizer="adam", lr=1e-3), build_model(SMALL, 0))
+    routing = route(OptimizerConfig(optimizer="adam", lr=1e-3), build_model(SMALL, 0), example=BATCH)
     shapes = {}
     for name, entry in routing.params.items():
         view = entry.decision.view
@@ -114,7 +115,7 @@ def test_fused_weights_are_seen_as_the_matrices_they_hold() -> None:
 
 def test_every_role_is_found_without_a_guess() -> None:
     """Embedding, head, norms and hidden matrices are told apart, and none of them is uncertain."""
-    routing = route(OptimizerConfig(optimizer="adam", lr=1e-3), build_model(SMALL, 0))
+    routing = route(OptimizerConfig(optimizer="adam", lr=1e-3), build_model(SMALL, 0), example=BATCH)
     roles = {name: entry.decision.role for name, entry in routing.params.items()}
     assert roles["embedding.weight"] is Role.EMBEDDING
     assert roles["head.weight"] is Role.OUTPUT

@@ -64,6 +64,7 @@ DEFAULTS = {
     "timers": None,
     "config_logger_dir": "",
     "optimizer_cuda_graph": False,
+    "precision": None,
     "sharding": None,
 }
 """Names and defaults on which trainers rely, written out."""

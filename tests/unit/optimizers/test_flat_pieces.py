@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import frozen
+from megaopt_lowbit import ParamRemainders
 from torch import nn
 
 from megaopt_core import ConstantGradScaler, OptimizerConfig
@@ -18,7 +19,7 @@ from megaopt_core.optimizers import MegatronOptimizer, OptimizerPart
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._state_dict import export_state_dict
 from megaopt_core.params import Granularity, ParamSpec
-from megaopt_core.precision import Fp32, MainParams, ParamRemainders
+from megaopt_core.precision import Fp32, MainParams
 from megaopt_core.sharding import LiveModel, Piece, PieceSpec, ShardedParams
 
 pytestmark = pytest.mark.any_python

@@ -8,12 +8,13 @@ import pytest
 import torch
 from attrs import define, field
 from hypothesis import given, strategies
+from megaopt_lowbit.remainders import Remainder, join_remainder, split_remainder
 from megaopt_testing.plugins import temporary_plugin
 from torch import nn
 
 from megaopt_core import ProcessGroupCollection, hookimpl
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.precision._storage import Remainder, join_remainder, split_remainder, take_changed
+from megaopt_core.precision._storage import take_changed
 from megaopt_core.sharding import (
     LiveModel,
     ParamLayout,

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from megaopt_lowbit.remainders import split_remainder
 from torch import nn
 
 from megaopt_core.precision import MainParams
-from megaopt_core.precision._storage import split_remainder
 
 pytestmark = pytest.mark.any_python
 

@@ -125,7 +125,7 @@ def test_modes_reach_the_model(mlp, build, give, dtype, settings) -> None:
 @pytest.mark.parametrize(("dtype", "settings"), POLICIES)
 def test_modes_survive_small_batches(mlp, build, give, monkeypatch, dtype, settings) -> None:
     """Every batch of a precision-aware optimizer switches, not the first alone."""
-    monkeypatch.setattr("megaopt_core.precision._choice.BATCH_ELEMENTS", 10)
+    monkeypatch.setattr("megaopt_lowbit.policy.BATCH_ELEMENTS", 10)
     model = mlp(dtype)
     optimizer = build(model, "schedule_free", lr=0.1, **settings)
     for step in range(2):
@@ -152,7 +152,7 @@ def test_a_group_that_its_optimizer_changes_is_the_public_one(
     mlp, build, give, monkeypatch, dtype, settings
 ) -> None:
     """`d` grows once a step, over the whole group, and shows in `param_groups`; writing it back holds too."""
-    monkeypatch.setattr("megaopt_core.precision._choice.BATCH_ELEMENTS", 10)
+    monkeypatch.setattr("megaopt_lowbit.policy.BATCH_ELEMENTS", 10)
     ours, theirs = mlp(dtype), mlp(dtype).float()
     optimizer, alone = (
         build(ours, "prodigy_like", lr=1.0, **settings),

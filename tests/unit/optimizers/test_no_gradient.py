@@ -21,7 +21,7 @@ def made(**settings: Any) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model = model.to(torch.bfloat16) if settings.get("bf16") else model
-    return model, build_optimizer(model, "torch:SGD", lr=0.1, **settings)
+    return model, build_optimizer(model, "t_sgd", lr=0.1, **settings)
 
 
 def train_a_copy(model: nn.Module, optimizer: Any) -> None:
@@ -77,7 +77,7 @@ def test_one_gradient_is_enough(where):
     elif where == "a twin":
         model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
         model[1].weight = nn.Parameter(model[0].weight.data)
-        optimizer = build_optimizer(model, "torch:SGD", lr=0.1)
+        optimizer = build_optimizer(model, "t_sgd", lr=0.1)
         model[1].weight.grad = torch.ones(3, 3)
     else:
         param = list(model.parameters())[0 if where == "the first" else -1]
@@ -102,7 +102,7 @@ def test_a_main_grad_of_another_shape_is_refused(shape, settings):
     """Nothing is broadcast, nothing is viewed otherwise; the error names the parameter, and nothing has moved."""
     model = nn.Linear(8, 12)
     model = model.to(torch.bfloat16) if settings else model
-    optimizer = build_optimizer(model, "torch:AdamW", lr=0.1, **settings)
+    optimizer = build_optimizer(model, "t_adam", lr=0.1, **settings)
     before = model.weight.detach().clone()
     for param in model.parameters():
         param.main_grad = torch.ones(param.shape)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from megaopt_lowbit.policy import BATCH_ELEMENTS
 from megaopt_testing.plugins import temporary_plugin
 from torch import nn
 from torch.optim.optimizer import ParamsT
@@ -14,7 +15,6 @@ from torch.optim.optimizer import ParamsT
 from megaopt_core import OptimizerEntry, hookimpl
 from megaopt_core.errors import UnsupportedSettingError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.precision import _param_remainders as precision_aware
 
 pytestmark = pytest.mark.any_python
 
@@ -45,7 +45,7 @@ def test_batches_are_bit_equal_to_one_batch(mlp, build, give, monkeypatch) -> No
     models = [mlp(torch.bfloat16), mlp(torch.bfloat16)]
     results = []
     for model, elements in zip(models, (2**24, 10), strict=True):
-        monkeypatch.setattr("megaopt_core.precision._choice.BATCH_ELEMENTS", elements)
+        monkeypatch.setattr("megaopt_lowbit.policy.BATCH_ELEMENTS", elements)
         with temporary_plugin(_Counting(), "counting"):
             optimizer = build(model, "counting", **AWARE)
             _train(model, optimizer, give)
@@ -247,8 +247,8 @@ def test_the_documented_table_has_rows() -> None:
 
 def test_a_step_has_a_batch_in_fp32_at_a_time(mlp, build, give, monkeypatch) -> None:
     """Between steps and in other batches' turns a tensor has no memory; the largest is a batch by itself."""
-    assert precision_aware.BATCH_ELEMENTS == 2**24
-    monkeypatch.setattr("megaopt_core.precision._choice.BATCH_ELEMENTS", 20)
+    assert BATCH_ELEMENTS == 2**24
+    monkeypatch.setattr("megaopt_lowbit.policy.BATCH_ELEMENTS", 20)
     model, seen = mlp(torch.bfloat16), []
     part = build(model, bf16=True, use_precision_aware_optimizer=True).parts[0]
     whole = [tensor.numel() for tensor in part.stepped]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import field, frozen
+from megaopt_lowbit.scaled import ScaledCode
 from megaopt_testing import temporary_plugin
 from torch import nn
 from torch.optim.optimizer import ParamsT
@@ -13,7 +14,6 @@ from torch.optim.optimizer import ParamsT
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import PluginError, UnsupportedSettingError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.precision._state_codes import ScaledCode
 
 pytestmark = pytest.mark.any_python
 

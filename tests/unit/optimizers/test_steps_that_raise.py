@@ -15,7 +15,7 @@ from megaopt_core.optimizers import MegatronOptimizer
 pytestmark = pytest.mark.any_python
 
 AWARE = {"bf16": True, "use_precision_aware_optimizer": True}
-BATCHES = "megaopt_core.precision._choice.BATCH_ELEMENTS"
+BATCHES = "megaopt_lowbit.policy.BATCH_ELEMENTS"
 
 
 def _raise_once(optimizer: MegatronOptimizer, after: int = 0, part: int = 0) -> None:

@@ -47,7 +47,7 @@ def test_instance_hooks_fire_once_a_step(mlp, build, give, overrides) -> None:
 @pytest.mark.parametrize("aware", [False, True])
 def test_global_hooks_fire_once_a_step(mlp, build, give, overrides, aware, monkeypatch) -> None:
     """Not again for the optimizers inside, and not for the steps that make state."""
-    monkeypatch.setattr("megaopt_core.precision._choice.BATCH_ELEMENTS", 10)
+    monkeypatch.setattr("megaopt_lowbit.policy.BATCH_ELEMENTS", 10)
     seen = []
     handles = [
         torch_optimizer.register_optimizer_step_pre_hook(lambda opt, args, kwargs: seen.append(("pre", opt))),

@@ -111,6 +111,7 @@ def test_a_marked_table_has_the_decoupled_learning_rate(mark):
     """It is one of the two, whichever mark says so."""
     model = Model()
     setattr(model.vocab.weight, mark, True)
+    model.head.weight.is_embedding_or_output_parameter = True
     config = OptimizerConfig(optimizer="plain", lr=0.4, decoupled_lr=0.3)
     routed = route(config, model, get_standard_config_overrides(config)).params
     assert routed["vocab.weight"].override == {"max_lr": 0.3}

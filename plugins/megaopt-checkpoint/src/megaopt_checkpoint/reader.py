@@ -159,7 +159,7 @@ class CheckpointReader(StorageReader):
         planner.commit_tensor(item, target)
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003 - torch's signature
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return False: a reader is made by hand, not guessed from a path.
 
         Args:

@@ -180,7 +180,7 @@ class CheckpointWriter(StorageWriter):
                 )
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003 - torch's signature
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return False: a writer is made by :func:`save_checkpoint`, not guessed from a path.
 
         Args:

@@ -176,6 +176,7 @@ def _refuse_plugin(name: str) -> None:
             "optimizers": plugin.optimizers,
             "sharding strategies": plugin.strategies,
             "schedules": plugin.schedules,
+            "precision policies": plugin.precision_policies,
         }
         brought = "; ".join(f"{what}: {', '.join(names)}" for what, names in offers.items() if names)
         told = f"describe what it brings ({brought})" if brought else "it brings nothing that has settings"

@@ -80,6 +80,7 @@ def _provided(plugin: LoadedPlugin, commands: PluginCommands) -> dict[str, list[
         "optimizers": list(plugin.optimizers),
         "strategies": list(plugin.strategies),
         "schedules": list(plugin.schedules),
+        "precision policies": list(plugin.precision_policies),
         "commands": [name for name, owner in commands.owners.items() if owner == plugin.info],
         "other hooks": [
             hook for hook in ("megaopt_annotate_params", "megaopt_param_overrides") if plugin.has(hook)

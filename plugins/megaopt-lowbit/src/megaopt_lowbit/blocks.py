@@ -9,29 +9,15 @@ from typing import Any, ClassVar
 import torch
 from attrs import frozen
 
-from megaopt_core.precision._state_codes import StoredSlice
+from megaopt_core import StoredSlice
+from megaopt_core.precision import BLOCK, BLOCKS, block_magnitudes
 
-__all__ = ["BLOCK", "BLOCKS", "BlockCode", "decode_blocks"]
-
-BLOCK = 256
-"""Elements that share a scale: 4 / 256 bytes an element beside the one of its code."""
-
-BLOCKS = "blocks"
-"""The code's name: `value = magnitude of the code * largest of the block`."""
+__all__ = ["BlockCode", "decode_blocks"]
 
 
 @cache
 def _magnitudes(bits: int, device: torch.device) -> torch.Tensor:
-    """Return the magnitude of every code of so many bits, in rising order; 0 is the first.
-
-    The zeros before a code's first one are the exponent, what follows it is the fraction: with `e` zeros and `f` of
-    `2**n` fractions, `10**-e * (0.1 + 0.9 * (f + 1) / 2**n)`. Ranges join, the largest is exactly 1.
-    """
-    values = [0.0]
-    for zeros in reversed(range(bits)):
-        count = 2 ** (bits - 1 - zeros)
-        values += [10.0**-zeros * (0.1 + 0.9 * (index + 1) / count) for index in range(count)]
-    return torch.tensor(values, dtype=torch.float64).float().to(device)
+    return torch.tensor(block_magnitudes(bits), dtype=torch.float64).float().to(device)
 
 
 @cache

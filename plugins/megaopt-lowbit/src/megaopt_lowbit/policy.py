@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from attrs import define, field
 
-from megaopt_core.precision._batches import in_turns
-from megaopt_core.precision._block_codes import BlockCode
-from megaopt_core.precision._policy import PrecisionPolicy
-from megaopt_core.precision._state_codes import (
-    CodedState,
-    ScaledCode,
-    StoredSlice,
-    decode_slices,
-    needs_scale,
-    scale_key,
-)
-from megaopt_core.precision._storage import LOW_PRECISION, ParamStorage, Remainder, SeparateMain
-from megaopt_core.sharding._live_model import Piece
+from megaopt_core import CodedState, Granularity, PrecisionPolicy, StoredSlice
+from megaopt_core.execution import in_turns
+from megaopt_core.precision import LOW_PRECISION, ParamStorage, SeparateMain, decode_slices, scale_key
+from megaopt_lowbit.asked import require_possible, require_state, state_dtypes
+from megaopt_lowbit.blocks import BlockCode
+from megaopt_lowbit.remainders import Remainder
+from megaopt_lowbit.scaled import ScaledCode, needs_scale
+
+if TYPE_CHECKING:
+    from megaopt_core import OptimizerConfig, OptimizerEntry
+    from megaopt_core.sharding import Piece
 
 __all__ = ["BATCH_ELEMENTS", "ParamRemainders"]
 
@@ -66,6 +64,59 @@ class ParamRemainders(PrecisionPolicy):
     _grads: list[torch.Tensor | None] = field(factory=list, init=False)
     _other_shapes: set[tuple[int, str]] = field(factory=set, init=False)
     """States that have no element for each of the piece's, and are kept as they are."""
+
+    @classmethod
+    def require_possible(cls, config: OptimizerConfig, entries: Mapping[str, OptimizerEntry]) -> None:
+        """Raise unless every dtype that is asked for is kept by an optimizer in use.
+
+        Args:
+            config: the run's configuration.
+            entries: registered name to entry, of every optimizer in use.
+
+        Raises:
+            UnsupportedSettingError: a setting asks for what cannot be done, or would be ignored.
+        """
+        require_possible(config, entries)
+
+    @classmethod
+    def of(cls, config: OptimizerConfig, entry: OptimizerEntry, name: str) -> Self:
+        """Return a new policy for one inner optimizer.
+
+        Args:
+            config: the run's configuration.
+            entry: the optimizer's entry, which says in which dtypes its states can be kept.
+            name: the optimizer's registered name, for errors.
+
+        Raises:
+            UnsupportedSettingError: a state dtype is asked for that the optimizer cannot hold.
+        """
+        return cls(
+            state_dtypes=state_dtypes(config, entry, name),
+            positive_states=entry.positive_states,
+            main_params_dtype=config.main_params_dtype,
+            main_grads_dtype=config.main_grads_dtype,
+            store_param_remainders=config.store_param_remainders,
+            is_mixed=config.fp16 or config.bf16,
+            stochastic_rounding=config.stochastic_state_rounding,
+            batch_elements=None
+            if entry.configured(config).granularity is Granularity.GROUP
+            else BATCH_ELEMENTS,
+        )
+
+    def require_state(
+        self, config: OptimizerConfig, inner: torch.optim.Optimizer, entry: OptimizerEntry
+    ) -> None:
+        """Raise unless an optimizer has every state that is to be kept in less than fp32.
+
+        Args:
+            config: the run's configuration.
+            inner: the optimizer, its state made; one that has none yet passes.
+            entry: says which settings govern which states.
+
+        Raises:
+            UnsupportedSettingError: a state dtype would be ignored.
+        """
+        require_state(config, inner, entry)
 
     @_codes.default
     def _codes_by_dtype(self) -> Mapping[str, StateCode]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from megaopt_lowbit.blocks import BlockCode, decode_blocks
 
-from megaopt_core.precision._block_codes import BLOCK, BLOCKS, BlockCode, decode_blocks
-from megaopt_core.precision._state_codes import StoredSlice
+from megaopt_core.precision import BLOCK, BLOCKS, StoredSlice
 
 pytestmark = pytest.mark.any_python
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from megaopt_lowbit import ParamRemainders
+from megaopt_lowbit.remainders import Remainder
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megaopt_core.precision._main_params import MainParams
-from megaopt_core.precision._param_remainders import ParamRemainders
-from megaopt_core.precision._state_codes import StoredSlice
-from megaopt_core.precision._storage import Remainder, SeparateMain
+from megaopt_core.precision import MainParams, SeparateMain, StoredSlice
 
 POLICIES = ["remainders", "main values of the precision-aware policy", "main parameters"]
 

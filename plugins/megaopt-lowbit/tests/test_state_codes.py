@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from megaopt_core.precision._state_codes import ScaledCode
+from megaopt_lowbit.scaled import ScaledCode
 
 pytestmark = pytest.mark.any_python
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from megaopt_core.precision._storage import join_remainder, split_remainder
+from megaopt_lowbit.remainders import join_remainder, split_remainder
 
 pytestmark = pytest.mark.any_python
 

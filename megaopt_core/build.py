@@ -179,7 +179,8 @@ def get_megatron_optimizer(
     )
     require_trainable(routed)
     if routing is None:
-        require_known_roles(config, routed)
+        with raised_on_all(pgs, "finding hidden matrices"):
+            require_known_roles(config, routed)
     optimizer = optimizer_from_routing(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )

@@ -134,8 +134,9 @@ def fused_runs(rank: int, size: int) -> None:
     model.load_state_dict(reference.state_dict())
     parallelize_module(model, mesh, {"1.qkv": ColwiseParallel(output_layouts=Replicate())})
     kind = "muon distributed"
-    expected = train(reference, build(reference, kind, ProcessGroupCollection()), range(3))
-    optimizer = build(model, kind, mesh)
+    example = torch.zeros(2, 3, WIDTH)
+    expected = train(reference, build(reference, kind, ProcessGroupCollection(), example=example), range(3))
+    optimizer = build(model, kind, mesh, example=example)
     assert optimizer.routing.params["1.qkv.weight"].decision.view.split_sizes == (WIDTH,) * 3
     assert train(model, optimizer, range(3)) == pytest.approx(expected, rel=1e-6)
     require_close(model, reference)

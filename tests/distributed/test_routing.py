@@ -49,11 +49,13 @@ def stage(rank: int, size: int) -> nn.ModuleDict:
     """One pipeline stage: the first has the embedding, the last the head, the second an expert."""
     torch.manual_seed(0)
     parts = {f"layer{rank}": torch.nn.Linear(4, 4)}
+    for layer in list(parts.values()):
+        layer.weight.matrix_view = MATRIX
     if rank == 0:
         parts = {"embed": torch.nn.Embedding(8, 4), **parts}
     if rank == 1:
         parts["expert"] = torch.nn.Linear(4, 4, bias=False)
-        parts["expert"].weight.allreduce = False
+        parts["expert"].weight.allreduce, parts["expert"].weight.matrix_view = False, MATRIX
     if rank == size - 1:
         parts["norm"], parts["head"] = torch.nn.LayerNorm(4), torch.nn.Linear(4, 8, bias=False)
     return torch.nn.ModuleDict(parts)
@@ -133,6 +135,26 @@ def test_an_error_on_one_rank_is_raised_on_all(launch):
     assert "'unknown_setting' is no setting of optimizer 'whole', which steps 'expert.weight'" in message
     assert other == "RoutingError"
     assert told == f"rank 1 cannot route its parameters: OverrideError: {message}"
+
+
+def idle(rank: int, size: int, excused: bool) -> tuple[str, str] | None:
+    """Build an optimizer for matrices where no rank is sure of one, and return the message."""
+    part = nn.ModuleDict({f"layer{rank}": nn.Linear(8, 8)}) if rank else nn.ModuleDict({"norm": nn.LayerNorm(8)})
+    overrides = {ParamKey(name="layer1.weight"): {"optimizer": "plain"}} if excused else {}
+    with temporary_plugin(TwoKinds(), name="two-kinds"):
+        try:
+            build_optimizer(part, "whole", lr=0.1, overrides=overrides, pg_collection=stages())
+        except MegaoptError as error:
+            return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize(("size", "excused"), [(2, False), (4, True), (4, False)])
+def test_an_optimizer_for_matrices_that_steps_none_is_refused_on_all_ranks(launch, size, excused):
+    """Where a rank has no weight, or an override for all that it has, it hears of the others."""
+    results = launch(idle, size, excused)
+    assert all(name == "RoutingError" for name, _ in results)
+    assert all("'whole' would step nothing on any rank" in message for _, message in results)
 
 
 class Picky(Replicated):

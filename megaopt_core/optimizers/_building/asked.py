@@ -94,7 +94,7 @@ def require_known_roles(config: OptimizerConfig, routing: Routing) -> None:
         routing: what was routed.
 
     Raises:
-        RoutingError: the optimizer is for matrices, and steps nothing on any rank.
+        RoutingError: the optimizer is for matrices, and steps nothing on any rank, though no override wants it so here.
     """
     name = config.optimizer
     if get_registry().optimizer(name).accepts is None:
@@ -126,7 +126,7 @@ def require_known_roles(config: OptimizerConfig, routing: Routing) -> None:
         "(is it a matrix?) or matrix_view (which matrices lie inside?) of the parameter, or give an override"
     )
     idle = all(child.optimizer != name for child in routing.children)
-    if idle and not any("optimizer" in entry.override for entry in routing.params.values()):
+    if idle and (weights or not any("optimizer" in entry.override for entry in routing.params.values())):
         why = lines or [
             f"no trainable parameter is a hidden matrix; {_optimizers(routing.params)} would step them all"
         ]

@@ -139,7 +139,9 @@ def test_an_error_on_one_rank_is_raised_on_all(launch):
 
 def idle(rank: int, size: int, excused: bool) -> tuple[str, str] | None:
     """Build an optimizer for matrices where no rank is sure of one, and return the message."""
-    part = nn.ModuleDict({f"layer{rank}": nn.Linear(8, 8)}) if rank else nn.ModuleDict({"norm": nn.LayerNorm(8)})
+    part = (
+        nn.ModuleDict({f"layer{rank}": nn.Linear(8, 8)}) if rank else nn.ModuleDict({"norm": nn.LayerNorm(8)})
+    )
     overrides = {ParamKey(name="layer1.weight"): {"optimizer": "plain"}} if excused else {}
     with temporary_plugin(TwoKinds(), name="two-kinds"):
         try:

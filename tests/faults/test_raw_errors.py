@@ -24,11 +24,14 @@ from megaopt_core import (
 from megaopt_core.config import parse_assignments
 from megaopt_core.errors import MegaoptError
 from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_core.params import MATRIX
 
 
 def model() -> nn.Sequential:
-    """Return a small model."""
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    """Return a small model, with a hidden matrix and a head."""
+    made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    made[0].weight.matrix_view, made[1].weight.use_muon = MATRIX, False
+    return made
 
 
 def build(**settings: Any) -> MegatronOptimizer:

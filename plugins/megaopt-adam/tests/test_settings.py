@@ -83,9 +83,9 @@ class Tiny(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = torch.nn.Embedding(8, 4)
-        self.hidden = torch.nn.Linear(4, 4)
-        self.head = torch.nn.Linear(4, 8, bias=False)
+        self.embed = torch.nn.Embedding(16, 8)
+        self.hidden = torch.nn.Linear(8, 8)
+        self.head = torch.nn.Linear(8, 16, bias=False)
 
 
 def _rates_under_mup(

@@ -75,7 +75,7 @@ def tag_params_for_buffer_routing(model_chunks: torch.nn.Module | Iterable[torch
         model_chunks: the bare model chunks, or one of them.
 
     Example:
-        >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
         >>> tag_params_for_buffer_routing([model])
         >>> [param.is_managed_by_layer_wise_optimizer for param in (model[0].weight, model[1].weight, model[1].bias)]
         [False, True, False]

@@ -42,7 +42,7 @@ def whole_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         >>> from megaopt_trainers.whole_states import whole_state_dict
         >>> optimizer = build_optimizer(torch.nn.Linear(4, 2), "adam", lr=1e-3)
         >>> sorted(whole_state_dict(optimizer))
-        ['fresh', 'param_groups', 'state']
+        ['param_groups', 'state']
     """
     own = optimizer.state_dict()
     size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,5 +1,6 @@
 """The project files agree with each other."""
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -108,3 +109,87 @@ def test_plugin_has_the_shape_of_the_others(plugin: Path) -> None:
     assert project["requires-python"] == _pyproject(ROOT)["project"]["requires-python"]
     assert (plugin / "src" / f"megaopt_{suffix}" / "py.typed").is_file()
     assert (plugin / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+PLACES = ("README.md", "docs/plugins.md")
+"""Pages with a table of all distributions."""
+
+
+def _contracts() -> dict[str, list[str]]:
+    """The lists of the import linter in which every package stands, by their names."""
+    linter = _pyproject(ROOT)["tool"]["importlinter"]
+    core = next(each for each in linter["contracts"] if each.get("source_modules") == ["megaopt_core"])
+    acyclic = next(each for each in linter["contracts"] if each["type"] == "acyclic_siblings")
+    return {
+        "root_packages": linter["root_packages"],
+        "forbidden to the core": core["forbidden_modules"],
+        "acyclic": acyclic["ancestors"],
+    }
+
+
+def _imports_are_bounded(package: str) -> bool:
+    """Return whether a contract says which plugins a package may import: none, or all but those that it needs."""
+    contracts = _pyproject(ROOT)["tool"]["importlinter"]["contracts"]
+    independent = next(each for each in contracts if each["type"] == "independence")["modules"]
+    return package in independent or any(each.get("source_modules") == [package] for each in contracts)
+
+
+def _tox_environments() -> dict[str, list[str]]:
+    """The sections of tox.ini that install every distribution, and the lines of each."""
+    sections = re.split(r"^\[(.+)\]$", (ROOT / "tox.ini").read_text(), flags=re.MULTILINE)
+    every = {"testenv", "testenv:lint", "testenv:type", "testenv:docs", "testenv:demo{,-short}"}
+    found = {
+        name: lines.splitlines()
+        for name, lines in zip(sections[1::2], sections[2::2], strict=True)
+        if name in every
+    }
+    assert set(found) == every
+    return found
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda folder: folder.name)
+def test_a_distribution_is_named_wherever_all_are(folder: Path) -> None:
+    """In its own files, tox.ini, the import contracts and tables for readers; what lacks it is listed."""
+    package, is_meta = folder.name.replace("-", "_"), folder == META
+    lacking = [
+        f"{folder.name}/{file}" for file in ("README.md", "pyproject.toml") if not (folder / file).is_file()
+    ]
+    for name, lines in _tox_environments().items():
+        named = re.compile(rf"-e plugins/{folder.name}(\[\w+\])?(\s|$)")
+        lacking += [f"tox.ini [{name}]"] if not any(map(named.search, lines)) else []
+    if not is_meta:
+        lacking += (
+            [f"{folder.name}/tests"]
+            if not list(folder.glob("tests/test_*.py")) + list(folder.glob("tests/*/test_*.py"))
+            else []
+        )
+        lacking += [f"import linter: {name}" for name, every in _contracts().items() if package not in every]
+        lacking += [] if _imports_are_bounded(package) else ["import linter: no contract bounds its imports"]
+        lacking += [page for page in PLACES if f"`{folder.name}`" not in (ROOT / page).read_text()]
+    assert lacking == []
+
+
+def test_every_environment_of_tox_is_a_combination_of_plugins() -> None:
+    """`MEGAOPT_COMBO` knows what each environment installs, and names no plugin that is gone."""
+    combos = (ROOT / "tests/combos/test_combo.py").read_text()
+    tree = next(
+        node
+        for node in ast.parse(combos).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMBOS"
+    )
+    assert isinstance(tree.value, ast.Dict)
+    listed = {ast.literal_eval(key) for key in tree.value.keys if key is not None}
+    environments = set()
+    for name in re.findall(
+        r"^    py31[23]-(?:\{(.+)\}|(\w+))$", (ROOT / "tox.ini").read_text(), re.MULTILINE
+    ):
+        environments.update(part.strip() for part in (name[0] or name[1]).split(","))
+    assert environments - listed == set()
+    plugins = {plugin.name.removeprefix("megaopt-") for plugin in PLUGINS}
+    named = {
+        node.value
+        for values in tree.value.values
+        for node in ast.walk(values)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert named <= plugins

@@ -99,7 +99,7 @@ def test_a_model_without_repeated_layers_is_one_screen_too(build) -> None:
     sizes = range(3, 45)
     model = torch.nn.ModuleDict({f"part{size}": torch.nn.Linear(size, size) for size in sizes})
     for layer in model.values():
-        layer.weight.matrix_view = "matrix"
+        layer.weight.matrix_view = MATRIX
     text = str(build(model).report())
     assert len(text.splitlines()) <= 40
     assert "part3.bias and 41 more" in text

@@ -31,7 +31,7 @@ def _built(rank: int, size: int, model: str, layers: int) -> dict[str, tuple[Rol
 def _parallelized(
     rank: int, size: int, model: str, given: dict
 ) -> dict[str, tuple[Role, MatrixView | None, bool]]:
-    made = harness.trainer(harness.adam(), model, spmd_backend="partial_dtensor", **given)
+    made = harness.trainer(harness.titans(), model, spmd_backend="partial_dtensor", **given)
     return _seen(made.model_parts[0])
 
 

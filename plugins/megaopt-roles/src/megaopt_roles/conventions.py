@@ -21,6 +21,8 @@ _TABLE_NAME = re.compile(
 _FUSED_NAME = re.compile(
     r"(^|[._])(w?qkvs?|kv|qk|q_?kv|query_key_value|in_proj|gate_up(_proj)?|c_attn|x_proj|kv_a(_proj\w*)?)([._]|$)"
 )
+_FACTOR = re.compile(r"(^|\.)(\w+_)?[AB](\.|$)")
+"""The name of one of two factors, as `lora_A.default`."""
 _FEW = 4
 """Features that are too few for a hidden layer."""
 _BLOCKS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -98,12 +100,14 @@ class Conventions:
             shape: of the parameter.
             adapted: it is a factor of a hidden layer.
         """
-        name, module, attribute = owner
-        if attribute in ("lora_A", "lora_B") and self._head_part(name) is None:
+        _, module, attribute = owner
+        name = f"{owner[0]}.{attribute}"
+        if attribute in ("lora_A", "lora_B") and self._head_part(owner[0]) is None:
             adapted |= not any(isinstance(part, nn.Embedding) for part in module.modules())
-        if adapted and len(shape) == 2:
-            return matrix("a low-rank factor of a hidden layer")
-        if 1 in shape if len(shape) == 2 else shape[0] == 1 and len(shape) in (3, 4):
+        if adapted:
+            if len(shape) == 2 and _FACTOR.search(name):
+                return matrix("a low-rank factor of a hidden layer")
+        elif 1 in shape if len(shape) == 2 else shape[0] == 1 and len(shape) in (3, 4):
             return elementwise("a side of one")
         if len(shape) == 2 and (_TABLE_NAME.search(attribute) or attribute in ("A_log", "D")):
             return elementwise(f"{attribute}: the name of a table, token, bias or gain")

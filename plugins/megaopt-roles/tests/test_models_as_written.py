@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 
 from megaopt_core.params import Role
 from megaopt_core.routing import infer_roles
@@ -104,9 +103,6 @@ DOUBTFUL = {"capsules": ["W"]}
 NUMBERS = {"expert layouts", "experts one by one"}
 """Forwards that choose rows by numbers: they run on a model that has some."""
 
-UNSPLIT = {"memory": {"read_params.weight", "write_params.weight"}}
-"""A known limit: parts of a product that a memory is addressed with."""
-
 LIMITS = {"doubly residual"}
 """The layers of forecasts stand in repeated blocks, which conventions take for hidden."""
 
@@ -133,10 +129,8 @@ def test_every_parameter_is_seen_for_what_it_is(case, device):
         if len(shapes[name]) > 1
     }
     doubtful = DOUBTFUL.get(case, [])
-    unsplit = UNSPLIT.get(case, set())
-    assert all(found[name] == evolve(expected[name], split_dim=0, split_sizes=()) for name in unsplit)
-    assert {name: said for name, said in found.items() if name not in unsplit.union(doubtful)} == {
-        name: said for name, said in expected.items() if name not in unsplit.union(doubtful)
+    assert {name: said for name, said in found.items() if name not in doubtful} == {
+        name: said for name, said in expected.items() if name not in doubtful
     }
     assert [name for name, decision in decisions.items() if decision.uncertain] == doubtful
     for name, param in model.named_parameters():

@@ -121,7 +121,7 @@ MODELS = {
         "x(5, 6)",
         {"output": "w", "matrix": "a.weight"},
     ),
-    "what the example does not tell (2)": (
+    "a layer makes the weight that takes the product of another": (
         """
         self.a, self.b = (nn.Linear(6, 16), nn.Linear(16, 24))
         self.c = nn.Linear(6, 8)
@@ -129,7 +129,7 @@ MODELS = {
         "x",
         "return self.c(x).relu() @ self.b(self.a(x[:, 0]).relu()).view(-1, 8, 3)",
         "x(2, 5, 6)",
-        {"matrix": "a.weight", "output": "b.weight c.weight"},
+        {"matrix": "a.weight b.weight c.weight"},
     ),
     "convolutions of codes (2)": (
         "self.table, self.b, self.head = (nn.Conv1d(9, 6, 2), nn.Linear(6, 8), nn.Linear(8, 7))",

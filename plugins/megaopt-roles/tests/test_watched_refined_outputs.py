@@ -79,7 +79,7 @@ MODELS = {
         return (x, t[:, 4:] @ self.front + self.o(self.b(x).relu()))
         """,
         "x(5, 24)",
-        {"matrix": "a.weight b.weight o.weight", "matrix rows:4,4": "t.weight"},
+        {"matrix": "a.weight b.weight", "output?": "o.weight", "matrix rows:4,4": "t.weight"},
     ),
     "a table refines nothing (2)": (
         """

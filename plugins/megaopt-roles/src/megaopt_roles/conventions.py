@@ -19,7 +19,8 @@ _TABLE_NAME = re.compile(
     r"pos(ition)?s?(_|$)|_pos(_|$)|rel_|relative|token(?!s)|cls|mask|regist|quer(y|ies)|gamma|scale|bias|gain|temperature"
 )
 _FUSED_NAME = re.compile(
-    r"(^|[._])(w?qkvs?|kv|qk|q_?kv|query_key_value|in_proj|gate_up(_proj)?|c_attn|x_proj|kv_a(_proj\w*)?)([._]|$)"
+    r"(^|[._])(w?qkvs?|kv|qk|q_?kv|query_key_value|in_proj|gate_up(_proj)?|c_attn|x_proj|kv_a(_proj\w*)?"
+    r"|\w*mod(ulations?)?|film\w*|ada_?ln\w*|scale_(bias|shift)\w*|(time_)?emb_(proj|layers)|context_mlp|pointwise_conv1)([._]|$)"
 )
 _FACTOR = re.compile(r"(^|\.)(\w+_)?[AB](\.|$)")
 """The name of one of two factors, as `lora_A.default`."""
@@ -58,8 +59,8 @@ class Conventions:
         if self.told.getter_asked and headed is None:
             return matrix("get_classifier does not return it")
         if headed is None and self.told.is_inside(name):
-            small = outputs_of(module) <= _FEW and self.structure.block_of(name) is None
-            return None if small else matrix("inside the base model")
+            ends = outputs_of(module) <= _FEW or self._has_most_rows(module)
+            return None if ends and self.structure.block_of(name) is None else matrix("inside the base model")
         return None
 
     def layer(self, name: str, module: nn.Module) -> RoleDecision:
@@ -71,8 +72,7 @@ class Conventions:
         """
         block, outs = self.structure.block_of(name), outputs_of(module)
         rows = [table for table in self.structure.tables if self._has_rows_of(module, table)]
-        most = max((table.num_embeddings for table in self.structure.tables), default=0)
-        if block is None and rows and outs == most:
+        if block is None and self._has_most_rows(module):
             return output("as many rows as the largest embedding")
         headed = self._head_part(name)
         small = outs <= _FEW and not _is_factor(name) and isinstance(module, nn.Linear)
@@ -142,6 +142,11 @@ class Conventions:
             if _HEAD.search(part.lower()):
                 return ".".join(path[: index + 1])
         return None
+
+    def _has_most_rows(self, module: nn.Module) -> bool:
+        """Return whether a layer has as many rows as the largest embedding."""
+        largest = max(self.structure.tables, key=lambda table: table.num_embeddings, default=None)
+        return largest is not None and self._has_rows_of(module, largest)
 
     @staticmethod
     def _has_rows_of(module: nn.Module, table: nn.Embedding | nn.EmbeddingBag) -> bool:

@@ -25,11 +25,13 @@ class Told:
 
     Args:
         heads: the weights that a getter returns, by identity, with its name.
+        has_heads: it is a model of transformers around its base model.
         getter_asked: the model is one of timm, and has said which of its layers is the classifier.
     """
 
     structure: Structure
     heads: dict[int, str]
+    has_heads: bool
     getter_asked: bool
 
     def is_inside(self, name: str) -> bool | None:
@@ -71,7 +73,8 @@ def told_by_libraries(structure: Structure) -> Told:
             for head in found if isinstance(found, tuple | list) else [found]:
                 if isinstance(head, nn.Module):
                     heads.update((id(weight), getter) for weight in _last_weights(head))
-    return Told(structure, heads, asked)
+    model: Any = structure.model
+    return Told(structure, heads, is_a(model, _PRETRAINED) and model.base_model is not model, asked)
 
 
 def _last_weights(head: nn.Module) -> Iterator[nn.Parameter]:

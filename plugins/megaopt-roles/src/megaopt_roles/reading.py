@@ -134,9 +134,11 @@ class _Rules:
                 guess = doubted(guess, why, Doubt.LAYOUT)
         if notes is None:
             return guess
-        if certain is not None:
+        seen = verdict(entry, notes, view)
+        leaves = seen is not None and seen.role is Role.OUTPUT and not seen.uncertain
+        if certain is not None and not (leaves and self.told.has_heads):
             return with_view(entry, guess, notes)
-        return self._settled(verdict(entry, notes, view), guess)
+        return self._settled(seen, guess)
 
     def _settled(self, seen: RoleDecision | None, guess: RoleDecision) -> RoleDecision:
         """Return what a forward shows, or the convention where it shows nothing, or doubts the same."""

@@ -122,7 +122,7 @@ def _contracted(entry: NamedParam, seen: _Seen, uses: set[Use], base: MatrixView
     if adding:
         return hidden
     if projected:
-        returned = Met.DIRECT in ended and notes.direct & seen.keys
+        returned = ended & {Met.DIRECT, Met.GATED} and notes.direct & seen.keys
         return doubted(hidden, "the model returns its product, too") if returned else hidden
     if ended and ended <= {Met.SCALED}:
         return doubted(evolve(hidden, reason="only a norm stands between its product and the output"))

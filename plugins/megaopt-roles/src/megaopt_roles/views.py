@@ -58,7 +58,7 @@ def _fits(view: MatrixView, shape: tuple[int, ...]) -> bool:
         shapes = view.matrix_shapes(shape)
     except ViewError:
         return False
-    return not view.split_sizes or all(piece[-2] > 1 for piece in shapes)
+    return not view.split_sizes or any(piece[-2] > 1 for piece in shapes)
 
 
 def _layout(shape: tuple[int, ...], param: int, notes: Notes) -> MatrixView | None:
@@ -105,6 +105,9 @@ def _sizes(run: Run, notes: Notes) -> tuple[int, ...]:
 def _with_heads(view: MatrixView, param: int, notes: Notes) -> MatrixView:
     """Return a view with the heads of its pieces, where attention took each of them in heads."""
     heads = notes.heads.get(param, set())
+    columns = notes.columns.get(param, set())
+    if len(columns) == 1 and not view.batch_dims and not view.split_sizes and not heads:
+        return evolve(view, head_columns=max(columns))
     if view.batch_dims or not heads or view.split_dim != 0:
         return view
     if not view.split_sizes:

@@ -127,7 +127,7 @@ def by_entries(notes: Notes, name: str, args: Sequence[Any], given: Given, made:
     _note_rejoined(notes, name, flows)
     if len(flows) > 1 and name in ("mul", "div"):
         value = _gated(value, flows[0], flows[1])
-    if len(flows) > 1 and name in ("add", "cat", "sub", "stack", "add_"):
+    if len(flows) > 1 and name in ("add", "sub", "stack"):
         _note_stream(notes, flows)
     if summing is not None:
         notes.use(summing[0], Use.SUMMED)
@@ -298,7 +298,7 @@ def _note_stream(notes: Notes, flows: Sequence[Value]) -> None:
         root = stream
         while True:
             before = [value for value in root.sources if value.is_activation]
-            if len(before) != 1 or before[0].makers != root.makers:
+            if len(before) != 1 or before[0].makers != root.makers or root.parts - before[0].parts:
                 break
             root = before[0]
         if not root.made:

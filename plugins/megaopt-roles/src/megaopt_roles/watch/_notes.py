@@ -60,6 +60,7 @@ class Notes:
         rejoined: runs whose parts were put together again.
         obscured: parameters of whose product an index took features that nobody knows.
         heads: the size of the heads that a part was shaped into, by dimension and first index of the part.
+        columns: how many features of each head of attention a weight took, where it took heads side by side.
         where: the module in which each of these was seen first.
         layers: the weights of layers.
         place: the module whose forward runs.
@@ -80,6 +81,7 @@ class Notes:
     rejoined: set[Run] = Factory(set)
     obscured: set[int] = Factory(set)
     heads: defaultdict[int, set[tuple[frozenset[tuple[Run, int]], int]]] = Factory(lambda: defaultdict(set))
+    columns: defaultdict[int, set[int]] = Factory(lambda: defaultdict(set))
     where: dict[tuple[int, str], str] = Factory(dict)
     layers: frozenset[int] = frozenset()
     place: str = ""

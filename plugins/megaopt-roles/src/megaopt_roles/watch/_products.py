@@ -11,7 +11,7 @@ import torch
 from attrs import evolve
 
 from megaopt_roles.watch._notes import Contraction, Notes, Use
-from megaopt_roles.watch._values import NOTHING, Atom, Axes, Met, Run, Value, blank
+from megaopt_roles.watch._values import NOTHING, WEIGHED, Atom, Axes, Met, Run, Value, blank, weighed
 
 __all__ = ["FACTORS", "LOOKUPS", "joined", "lookup", "product"]
 
@@ -52,7 +52,7 @@ def product(
             notes.use(value.weights, Use.INDEXED)
         return Value(makers=frozenset(), made=True)
     if not weights:
-        return _of_activations(notes, pairs)
+        return _of_activations(notes, pairs, made)
     if not others:
         own = [value for value in values if value.weights <= notes.layers]
         if len(own) != 1 or len(values) != 2:
@@ -66,7 +66,7 @@ def product(
     if not is_convolution and fixed and not params <= notes.layers:
         notes.use(params, Use.MIXED)  # a lookup, a rotation
         return Value(weights=params, made=True)
-    weighed = len(weights) == 1 and any(
+    chosen = len(weights) == 1 and any(
         value.soft and any(met in (Met.JOINED, Met.SCORED) for _, met in value.makers or ())
         for value in others
     )
@@ -76,9 +76,10 @@ def product(
         kept = given.axes is not None and made.shape[1] == args[0].shape[1]
         axes = (given.axes[0], given.axes[1], *map(blank, made.shape[2:])) if kept and given.axes else None
         return evolve(joined(notes, [given]), axes=axes)
-    notes.use(params, Use.ATTENDED if weighed else Use.CONTRACTED)
+    notes.use(params, Use.ATTENDED if chosen else Use.CONTRACTED)
     for value in others:
         notes.consume(value, by=params)
+        _note_columns(notes, params, value)
     every = [
         _contracted(notes, name, index == 0, factor, value, axes, args, made)
         for index, (factor, value) in enumerate(pairs)
@@ -98,15 +99,24 @@ def product(
     )
 
 
-def _of_activations(notes: Notes, pairs: Sequence[tuple[torch.Tensor, Value]]) -> Value:
+def _of_activations(notes: Notes, pairs: Sequence[tuple[torch.Tensor, Value]], made: torch.Tensor) -> Value:
     """Return what is known of a product of activations: of attention, or with a weight that layers made."""
     values = [value for _, value in pairs]
     _note_heads(notes, pairs)
-    if sum(value.inner for value in values) != 1:
-        return joined(notes, values, in_product=True)
+    if sum(value.inner for value in values) != 1 and not any(map(_is_weight, values)):
+        axes = weighed(made.shape) if any(value.soft for value in values) else None
+        return evolve(joined(notes, values, in_product=True), axes=axes)
     for value in values:
         notes.consume(value)
     return Value(makers=frozenset(), made=True, product=True, sources=tuple(values))
+
+
+def _is_weight(value: Value) -> bool:
+    """Return whether a factor is a matrix that a layer made: both of its dimensions are features of one product."""
+    if value.axes is None or len(value.axes) < 2:
+        return False
+    one, other = ({atom.param for atom in atoms} - {None} for atoms in value.axes[-2:])
+    return bool(one & other)
 
 
 def _of_weights(notes: Notes, name: str, pairs: Sequence[tuple[torch.Tensor, Value]]) -> Value:
@@ -161,6 +171,14 @@ def _contracted(
                 axes[0] = own[0] or axes[0]
     _note(notes.products, value.weights, ins, outs, batch)
     return None if axes is None else tuple(axes)
+
+
+def _note_columns(notes: Notes, params: Iterable[int], value: Value) -> None:
+    """Note that weights take heads of attention side by side, each of so many features."""
+    heads = value.axes[-1] if value.axes else ()
+    if len(heads) == 2 and all(atom.dim == WEIGHED for atom in heads):
+        for param in params:
+            notes.columns[param].add(heads[1].size)
 
 
 def _note_heads(notes: Notes, pairs: Sequence[tuple[torch.Tensor, Value]]) -> None:

@@ -15,7 +15,7 @@ from megaopt_roles.watch._entries import by_entries, weights_by_entries
 from megaopt_roles.watch._moves import MOVES, moved
 from megaopt_roles.watch._notes import Notes, Use
 from megaopt_roles.watch._products import FACTORS, LOOKUPS, joined, lookup, product
-from megaopt_roles.watch._values import NOTHING, Atom, Value
+from megaopt_roles.watch._values import NOTHING, Atom, Value, weighed
 
 __all__ = ["CommunicationError", "Recorder"]
 
@@ -171,8 +171,9 @@ class Recorder(TorchDispatchMode):
             for value in values[:3]:
                 if value.weights:
                     notes.become_rows(value)
-            product(notes, "bmm", args, [pair for pair in pairs[:3] if not pair[1].weights], made[0])
-            return joined(notes, values, in_product=True)
+            factors = [pair for pair in pairs[:3] if not pair[1].weights]
+            product(notes, "bmm", args, factors, made[0])
+            return evolve(joined(notes, values, in_product=True), axes=weighed(made[0].shape))
         if name in LOOKUPS:
             return lookup(notes, pairs, made[0], args)
         if name in MOVES and (values[0].weights or values[0].is_activation):

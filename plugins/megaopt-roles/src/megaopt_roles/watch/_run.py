@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from megaopt_core.params import named_modules, unwrap
 from megaopt_roles.watch._notes import Notes
 from megaopt_roles.watch._recorder import CommunicationError, Recorder
-from megaopt_roles.watch._values import Value
+from megaopt_roles.watch._values import Met, Value
 
 __all__ = ["Watched", "watch"]
 
@@ -100,7 +100,10 @@ def _seen(
         stands = {name: made[id(tensor)] for name, tensor in held.items()}
         result = torch.func.functional_call(model, stands, args, kwargs, tie_weights=False)
         for tensor in _tensors(result):
-            notes.ends |= seen.of(tensor).makers or frozenset()
+            makers = seen.of(tensor).makers or frozenset()
+            if tensor.dim() == 0:  # a loss that balances experts returns no gate
+                makers = frozenset((param, Met.JOINED if met is Met.GATED else met) for param, met in makers)
+            notes.ends |= makers
     return notes
 
 

@@ -8,7 +8,19 @@ from typing import NamedTuple
 
 from attrs import field, frozen
 
-__all__ = ["NOTHING", "Atom", "Axes", "Met", "Run", "Value", "blank", "merged", "reshaped"]
+__all__ = [
+    "NOTHING",
+    "WEIGHED",
+    "Atom",
+    "Axes",
+    "Met",
+    "Run",
+    "Value",
+    "blank",
+    "merged",
+    "reshaped",
+    "weighed",
+]
 
 
 class Met(StrEnum):
@@ -135,6 +147,19 @@ def blank(size: int) -> tuple[Atom, ...]:
         size: its size.
     """
     return (Atom(None, 0, 1, size),) if size > 1 else ()
+
+
+WEIGHED = -1
+"""In place of a dimension: it is one of what a softmax weighed."""
+
+
+def weighed(shape: Sequence[int]) -> Axes:
+    """Return the axes of what a softmax weighed.
+
+    Args:
+        shape: its sizes.
+    """
+    return tuple((Atom(None, WEIGHED, 1, size),) for size in shape)
 
 
 def merged(atoms: Sequence[Atom]) -> Atom | None:

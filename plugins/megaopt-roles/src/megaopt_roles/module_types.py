@@ -186,11 +186,12 @@ def _latent_attention(parent: Any, child: str, shape: Shape) -> MatrixView | Non
     rank, value = (getattr(source, key, 0) for key in ("kv_lora_rank", "v_head_dim"))
     nope = getattr(source, "qk_nope_head_dim", getattr(source, "qk_head_dim", 0))
     rope = getattr(source, "qk_rope_head_dim", getattr(source, "qk_pos_emb_head_dim", 0))
-    if not all(isinstance(size, int) and size > 0 for size in (rank, value, nope, rope)):
+    sizes = (rank, value, nope, rope)
+    if not all(isinstance(size, int) for size in sizes) or min(sizes[:3]) <= 0:
         return None
     if child in ("wkv_b", "kv_b_proj", "linear_kv_up_proj") and shape[0] % (nope + value) == 0:
         return MatrixView(split_sizes=(nope, value), label="kv up", head_sizes=(nope, value))
-    if child in ("wkv_a", "kv_a_proj_with_mqa", "linear_kv_down_proj") and shape[0] == rank + rope:
+    if child in ("wkv_a", "kv_a_proj_with_mqa", "linear_kv_down_proj") and rope and shape[0] == rank + rope:
         return MatrixView(split_sizes=(rank, rope), label="kv down")
     if child in ("wq", "wq_b", "q_proj", "q_b_proj", "linear_q_proj", "linear_q_up_proj"):
         whole = shape[0] % (nope + rope) == 0

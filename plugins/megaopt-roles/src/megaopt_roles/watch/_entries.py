@@ -118,7 +118,7 @@ def by_entries(notes: Notes, name: str, args: Sequence[Any], given: Given, made:
             value,
             makers=frozenset((p, Met.SCORED if met is Met.GATED else met) for p, met in value.makers or ()),
         )
-    if name == "_softmax":
+    if name in ("_softmax", "_safe_softmax"):
         _note_choice(notes, args, axes, value)
         makers = frozenset((p, Met.JOINED if met is Met.SCORED else met) for p, met in value.makers or ())
         return evolve(value, makers=makers, axes=axes, soft=True)

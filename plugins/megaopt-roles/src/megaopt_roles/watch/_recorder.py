@@ -121,7 +121,11 @@ class Recorder(TorchDispatchMode):
         plain = plain if plain.startswith("__") else plain.rstrip("_")
         if plain in _EMPTY:
             found: Value | list[Value] = Value(zero=True)
-        elif plain.endswith("_like") or not any(v.is_activation or v.weights or v.zero for v in values):
+        elif (
+            plain.endswith("_like")
+            or plain.startswith("new_")
+            or not any(v.is_activation or v.weights or v.zero for v in values)
+        ):
             return result
         else:
             if func.namespace not in ("aten", "prims"):

@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
             found: Value | list[Value] = Value(zero=True)
         elif (
             plain.endswith("_like")
-            or plain.startswith("new_")
+            or plain == "new_empty"
             or not any(v.is_activation or v.weights or v.zero for v in values)
         ):
             return result

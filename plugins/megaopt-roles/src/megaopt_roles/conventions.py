@@ -59,7 +59,8 @@ class Conventions:
         if self.told.getter_asked and headed is None:
             return matrix("get_classifier does not return it")
         if headed is None and self.told.is_inside(name):
-            ends = outputs_of(module) <= _FEW or self._has_most_rows(module)
+            few = outputs_of(module) <= _FEW and not _is_factor(name)
+            ends = few or self._has_most_rows(module)
             return None if ends and self.structure.block_of(name) is None else matrix("inside the base model")
         return None
 

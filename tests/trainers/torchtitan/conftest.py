@@ -11,5 +11,5 @@ sys.path.insert(0, FOLDER)
 # The server of older Pythons does not get `sys.path`.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (FOLDER, os.environ.get("PYTHONPATH"))))
 
-warm.OTHERS += ["titan_on_cpu", "harness"]
+warm.OTHERS += ["titan_on_cpu", "titan_harness"]
 warm.PACKAGES.append("trainers")

@@ -32,24 +32,7 @@ OLD_COMMIT = "4d8886d2"
 ROOT = Path(__file__).parents[1]
 DIFFERENCES = Path(__file__).with_name("same_as_differences.toml")
 
-WORKER = """
-import json, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from megaopt_testing import run_ranks
-from same_as_cases import combinations, run_case, situations
-folder, checkpoints, write, only, share, shares = sys.argv[2:]
-cases = [*combinations(), *situations(Path(checkpoints), write=write == "old")]
-for number, (name, size, function, refusal) in enumerate(cases):
-    if only in name and number % int(shares) == int(share):
-        try:
-            found = [run_case(function, 0, 1)] if size == 1 else run_ranks(
-                lambda rank, count: run_case(function, rank, count), size, timeout=120)
-        except Exception as error:
-            found = [["failed", f"{type(error).__name__}: {error}"]]
-        with open(f"{folder}/{number:04}.json", "w") as file:
-            json.dump({"name": name, "ranks": found, "refusal": refusal}, file)
-"""
+WORKER = Path(__file__).with_name("same_as_worker.py")
 
 
 def install_old(commit: str, folder: Path) -> Path:
@@ -70,7 +53,10 @@ def install_old(commit: str, folder: Path) -> Path:
         distributions = [tree, *sorted(path.parent for path in tree.glob("plugins/megaopt-*/src"))]
         command = _installer()
         subprocess.run(
-            [*command, "--no-deps", "--target", target, *distributions], check=True, capture_output=True
+            [*command, "--no-deps", "--target", target, *distributions],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
         )
     finally:
         subprocess.run(
@@ -103,7 +89,7 @@ def run_cases(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if site is not None:
         environment["PYTHONPATH"] = str(site)
-    command = [sys.executable, "-c", WORKER, ROOT / "benchmarks", folder, checkpoints, which, only]
+    command = [sys.executable, WORKER, folder, checkpoints, which, only]
     shares = [[*map(str, command), str(share), str(processes)] for share in range(processes)]
     with ThreadPoolExecutor(processes) as pool:
         list(pool.map(lambda share: subprocess.run(share, env=environment, cwd=folder, check=True), shares))
@@ -158,10 +144,16 @@ def differences(old: list[Any], new: list[Any]) -> Iterator[tuple[str, str]]:
                     "values",
                     f"{where}: {len(changed)} values, {first}: {was[2].get(first)}; now {now[2].get(first)}",
                 )
-            if was[3] != now[3]:
-                yield "collectives", f"{where}: {was[3]}; now {now[3]}"
+            for sent, sends in _unlike(was[3], now[3]):
+                yield "collectives", f"{where}: {sent}; now {sends}"
     if len(old) != len(new):
         yield "ranks", f"{old}; now {new}"
+
+
+def _unlike(was: list[str], now: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield what a step sent, and what it sends in its place, once each."""
+    pairs = zip(was, now, strict=True) if len(was) == len(now) else [(str(was), str(now))]
+    yield from dict.fromkeys((sent, sends) for sent, sends in pairs if sent != sends)
 
 
 def _last(entries: list[Any]) -> str:
@@ -175,7 +167,7 @@ def unlisted(
 
     Args:
         found: case to its differences.
-        allowed: the file's entries: `case` (a pattern), `kind`, `reason`.
+        allowed: the file's entries: `case` (a pattern), `kind`, `words` (a pattern of the difference), `reason`.
         names: every case that was run.
     """
     used: Counter[int] = Counter()
@@ -185,7 +177,7 @@ def unlisted(
             fits = [
                 index
                 for index, line in enumerate(allowed)
-                if line["kind"] == kind and re.search(line["case"], name)
+                if line["kind"] == kind and re.search(line["case"], name) and re.search(line["words"], words)
             ]
             used.update(fits)
             if not fits:

@@ -31,7 +31,7 @@ VOCABULARY, WIDTH, HIDDEN = 24, 16, 40
 
 
 class Block(nn.Module):
-    """A normed block whose weights say what they are, so that no reader of roles decides anything."""
+    """A normed block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +39,6 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.up = nn.Linear(WIDTH, HIDDEN)
         self.down = nn.Linear(HIDDEN, WIDTH)
-        self.qkv.weight.matrix_view = MatrixView(split_sizes=(WIDTH, WIDTH, WIDTH), label="qkv")
-        self.up.weight.matrix_view = MatrixView()
-        self.down.weight.matrix_view = MatrixView()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the hidden states with the block's update."""
@@ -51,7 +48,10 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A table, blocks with matrices and vectors, a gain of one element and a head."""
+    """A table, blocks with matrices and vectors, a gain of one element and a head; weights say what they are.
+
+    So no reader of roles decides anything, which may be another one in another tree.
+    """
 
     def __init__(self, blocks: int = 2) -> None:
         super().__init__()
@@ -59,10 +59,18 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.gain = nn.Parameter(torch.ones(1))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.head.weight.is_embedding_or_output_parameter = True
+        self.mark()
         for index, param in enumerate(self.parameters()):
             with torch.no_grad():
                 param.copy_(_noise(param.shape, index) * 0.1 + 0.05)
+
+    def mark(self) -> None:
+        """Say what weights are; FSDP2 replaces parameters, and what they said goes with them."""
+        self.head.weight.is_embedding_or_output_parameter = True
+        for block in self.blocks:
+            block.qkv.weight.matrix_view = MatrixView(split_sizes=(WIDTH, WIDTH, WIDTH), label="qkv")
+            block.up.weight.matrix_view = MatrixView()
+            block.down.weight.matrix_view = MatrixView()
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the loss of predicting each token from itself."""
@@ -171,6 +179,7 @@ def shard_with_fsdp(model: Net, mesh: DeviceMesh) -> Net:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    model.mark()
     return model
 
 

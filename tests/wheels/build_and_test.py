@@ -107,7 +107,12 @@ LOAD_ENTRY_POINTS = """\
 import sys
 from importlib.metadata import distribution
 for point in distribution(sys.argv[1]).entry_points:
-    point.load()
+    try:
+        point.load()
+    except ModuleNotFoundError as error:
+        # A group of another program's, as Lightning's: what is in it loads where that program is.
+        if error.name.partition(".")[0] != point.group.partition(".")[0]:
+            raise
     print(point.group, point.name, point.value, sep="\\t")
 """
 

@@ -8,7 +8,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from accelerate import Accelerator
-from megaopt_trainers import lightning as for_lightning
 from megaopt_trainers import transformers as for_transformers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -107,7 +106,7 @@ def with_lightning(
     )
     trainer = pl.Trainer(
         max_epochs=steps // 2, accelerator="cpu", devices=size, strategy="ddp", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[saves, for_lightning.WholeStates()],
+        enable_model_summary=False, callbacks=[saves],
     )  # fmt: skip
     loader = DataLoader(TensorDataset(inputs, labels), batch_size=4)
     trainer.fit(model, loader, ckpt_path=f"{folder}/last.ckpt" if resume else None)

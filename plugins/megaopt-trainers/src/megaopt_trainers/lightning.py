@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.strategies import DDPStrategy
 
 from megaopt_core import MegatronOptimizer
 from megaopt_trainers.whole_states import whole_state_dict
@@ -16,10 +17,8 @@ class WholeStates(pl.Callback):  # type: ignore[misc,unused-ignore] # where it i
     """Lets `ModelCheckpoint` and `trainer.save_checkpoint` save states that ranks share, under the strategy `ddp`.
 
     Lightning asks the optimizer for its state dict on all ranks, and writes that of rank 0. With this callback rank 0
-    has the whole of it. Without it, saving raises where `sharding="layer_wise"` or `"distributed"` shares states out.
-
-    Example:
-        `lightning.Trainer(strategy="ddp", callbacks=[WholeStates()])`
+    has the whole of it where `sharding="layer_wise"` or `"distributed"` shares states out. Lightning finds the callback
+    by itself where `megaopt-trainers` is installed; no script names it.
     """
 
     def on_save_checkpoint(
@@ -33,8 +32,13 @@ class WholeStates(pl.Callback):  # type: ignore[misc,unused-ignore] # where it i
             checkpoint: what will be written; changed in place.
         """
         states = checkpoint.get("optimizer_states")
-        if states is not None:
+        if states is not None and isinstance(trainer.strategy, DDPStrategy):
             checkpoint["optimizer_states"] = [
-                whole_state_dict(optimizer) if isinstance(optimizer, MegatronOptimizer) else state
+                whole_state_dict(optimizer) if _shares(optimizer) else state
                 for optimizer, state in zip(trainer.optimizers, states, strict=True)
             ]
+
+
+def _shares(optimizer: Any) -> bool:
+    """Return whether ranks have parts of an optimizer's states: the same on all of them."""
+    return isinstance(optimizer, MegatronOptimizer) and optimizer.routing.sharding != "replicated"

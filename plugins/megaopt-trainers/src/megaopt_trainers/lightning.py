@@ -41,4 +41,5 @@ class WholeStates(pl.Callback):  # type: ignore[misc,unused-ignore] # where it i
 
 def _shares(optimizer: Any) -> bool:
     """Return whether ranks have parts of an optimizer's states: the same on all of them."""
-    return isinstance(optimizer, MegatronOptimizer) and optimizer.routing.sharding != "replicated"
+    routing = optimizer.routing if isinstance(optimizer, MegatronOptimizer) else None
+    return routing is not None and routing.sharding != "replicated"

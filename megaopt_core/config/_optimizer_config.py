@@ -56,7 +56,10 @@ class OptimizerConfig(CoreFields):
     __dataclass_fields__ = DataclassFields()
     __dataclass_params__ = DataclassParams()
 
-    def __init__(self, /, **settings: Any) -> None:
+    def __init__(self, /, *unnamed: Any, **settings: Any) -> None:
+        if unnamed:
+            advice = "name every setting, as in OptimizerConfig(lr=1e-3), or call OptimizerConfig.from_dict(mapping)"
+            raise ConfigurationError.got("OptimizerConfig", unnamed[0], advice)
         settings = with_one_strategy(settings)
         core = CoreFields(**{name: value for name, value in settings.items() if name in CORE_FIELD_NAMES})
         plugin = check_settings(

@@ -346,3 +346,10 @@ def test_a_dataclass_of_plugin_settings_has_those_that_were_given() -> None:
     config = OptimizerConfig(lr=0.1, muon_momentum=0.5)
     assert dataclasses.replace(config, lr=0.2) == config.replace(lr=0.2)
     assert dataclasses.asdict(config)["muon_momentum"] == 0.5
+
+
+@pytest.mark.parametrize("given", [({"lr": 0.1},), ("adam",), (0.1, 0.2), (None,), (OptimizerConfig(),)])
+def test_settings_without_names_are_refused(given) -> None:
+    """The error says how they are given."""
+    with pytest.raises(ConfigurationError, match=r"name every setting.*OptimizerConfig.from_dict\(mapping\)"):
+        OptimizerConfig(*given)

@@ -14,6 +14,7 @@ from megaopt_core.config._group_values import GroupChecks
 from megaopt_core.errors import MegaoptError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
+from megaopt_core.optimizers._between_steps.added_groups import add_group, assign_groups, follow_last
 from megaopt_core.optimizers._between_steps.group_settings import common_defaults
 from megaopt_core.optimizers._between_steps.step_lock import StepLock
 from megaopt_core.optimizers._grad_norm import stats_device
@@ -121,22 +122,35 @@ class MegatronOptimizer(torch.optim.Optimizer):
                 "optimizer.state cannot be replaced; change its entries, or load a state dict"
             )
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups, made once. Assigned, as Lightning does at a resume, they are given settings and added to."""
+        return self._groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._live_state is None:
+            self._groups = groups
+        else:
+            assign_groups(self, groups)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise: groups, sharding and state are decided when the optimizer is built.
+        """Step more parameters of the model, in groups of their own: as many as the optimizers and settings they get.
+
+        Each gets the optimizer and settings that the build would have given it, but for those that the group has.
 
         Args:
-            param_group: what would be added.
+            param_group: `params` of the model, frozen or not, and settings such as `lr`.
 
         Raises:
-            UnsupportedOperationError: always, once the optimizer is built.
+            UnsupportedOperationError: the optimizer was wrapped by hand.
+            ConfigurationError: it is no group, or a setting cannot be.
+            OwnershipError: a parameter is stepped already, is not in the model, or cannot be stepped by this strategy.
         """
-        if self._live_state is not None:
-            raise UnsupportedOperationError(
-                "add_param_group is not possible after the optimizer is built: routing, sharding and state are fixed "
-                "then. Build a new optimizer from the extended model, and load the old one's state_dict with "
-                "strict=False"
-            )
-        super().add_param_group(param_group)
+        if self._live_state is None:
+            super().add_param_group(param_group)
+        else:
+            add_group(self, param_group)
 
     def __getstate__(self) -> NoReturn:
         raise UnsupportedOperationError(
@@ -232,6 +246,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def _check_settings(self) -> None:
         """Look at what was written into any group before the first is stepped."""
         groups = [group for part in self.parts for group in part.groups]
+        follow_last(groups)
         if list(map(id, groups)) != list(map(id, self.param_groups)):
             raise UnsupportedOperationError(
                 f"param_groups has {len(self.param_groups)} groups and was built with {len(groups)}, or others: groups "
@@ -527,7 +542,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     def _problems(self, chunks: Sequence[torch.nn.Module] | None) -> tuple[str, ...]:
         """Return what no longer fits between this optimizer and its model."""
-        return self.watched_model.problems(self.names, chunks)
+        names = {p: name for p, name in self.names.items() if self.late is None or p not in self.late.aside}
+        return self.watched_model.problems(names, chunks)
 
     def require_equal_replicas(self) -> None:
         """Raise on all ranks unless replicas have the same values; the first step does it, a collective.

@@ -14,9 +14,11 @@ from megaopt_core.errors import MegaoptError, StateDictError
 from megaopt_core.optimizers._param_state import ParamState
 from megaopt_core.params._names import without_wrappers
 from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.state._document import ROUTED, routed_of
+from megaopt_core.state._document import ROUTED, STEPPED, routed_of
 from megaopt_core.state._ranks import ALONE
-from megaopt_core.state._restore.plan import plan_load
+from megaopt_core.state._restore.matching import LoadedBeside, match
+from megaopt_core.state._restore.plan import keep_frozen, plan_load
+from megaopt_core.state._torch_schema.left_out import with_left_out
 from megaopt_core.state._torch_schema.over_ranks import (
     brought_to_ranks,
     names_of_slices,
@@ -61,6 +63,11 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
     if optimizer.grad_scaler is not None:
         exported[_SCALER] = optimizer.grad_scaler.state_dict()
     fresh = [optimizer.names[param] for param, values in optimizer.state.items() if values.is_fresh]
+    if routed:
+        named = zip((name for group in groups for name in group["param_names"]), state.values(), strict=True)
+        stepped = "\n".join(name for name, values in named if values and name not in fresh)
+        for group in groups:
+            group[ROUTED][STEPPED] = stepped
     if fresh:
         exported[_FRESH] = fresh
     return with_states_of_all(optimizer, exported, cut)
@@ -95,7 +102,12 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
         names = _by_position(optimizer, state_dict)
     state_dict = brought_to_ranks(optimizer, state_dict, names)
     try:
+        if strict:
+            state_dict = with_left_out(optimizer, state_dict, names)
         source = torch_source(optimizer, state_dict, names)
+        if optimizer.late is not None and optimizer.late.keepable().keys() & set(names):
+            keep_frozen(match(source, optimizer, LoadedBeside(), strict=strict, ranks=ALONE), optimizer)
+            source = torch_source(optimizer, state_dict, names)
         plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
         if strict:
             require_told(state_dict["param_groups"], names)

@@ -95,9 +95,8 @@ class Installation:
             found = []
             with self._importing():
                 for index, (point, info) in enumerate(zip(self._points, self.infos, strict=True)):
-                    if info.status is not PluginStatus.AVAILABLE or info.is_core:
-                        continue
-                    if not may_implement(point, "megaopt_commands"):
+                    is_open = info.status is PluginStatus.AVAILABLE and not info.is_core
+                    if not (is_open and may_implement(point, "megaopt_commands")):
                         continue
                     try:
                         with loading(str(info), info.name):

@@ -26,6 +26,7 @@ from megaopt_core.routing._inventory import InventoryItem
 __all__ = [
     "ADVICE",
     "Holding",
+    "names_of_several",
     "params_alike",
     "plain_words",
     "settings_alike",
@@ -242,8 +243,8 @@ def stages_of_names(
     return found
 
 
-def wrong_names(of_ranks: Iterable[Mapping[str, Iterable[int]]]) -> str | None:
-    """Return what is wrong with names that several places have, and what to do; None where there are none.
+def names_of_several(of_ranks: Iterable[Mapping[str, Iterable[int]]]) -> list[str]:
+    """Return the names that several places have.
 
     Args:
         of_ranks: what :func:`stages_of_names` returned on each.
@@ -252,10 +253,16 @@ def wrong_names(of_ranks: Iterable[Mapping[str, Iterable[int]]]) -> str | None:
     for of_rank in of_ranks:
         for name, at in of_rank.items():
             seen[name].update(at)
-    twice = sorted({name.partition(":")[2] for name, at in seen.items() if len(at) > 1})
-    if not twice:
-        return None
+    return sorted({name.partition(":")[2] for name, at in seen.items() if len(at) > 1})
+
+
+def wrong_names(names: list[str]) -> str:
+    """Return what is wrong with names that mean other tensors elsewhere, and what to do.
+
+    Args:
+        names: the names.
+    """
     return (
-        f"ranks of a pipeline or an expert group have different tensors of one name: {shown(twice)}. Each numbers its "
+        f"ranks of a pipeline or an expert group have different tensors of one name: {shown(names)}. Each numbers its "
         f"own from 0: {_NAME_ADVICE}"
     )

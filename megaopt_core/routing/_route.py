@@ -16,7 +16,13 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
-from megaopt_core.routing._agreement import ADVICE, params_alike, settings_alike, wrong_names
+from megaopt_core.routing._agreement import (
+    ADVICE,
+    names_of_several,
+    params_alike,
+    settings_alike,
+    wrong_names,
+)
 from megaopt_core.routing._groups import GroupKey, GroupSpec, children_of, group_values, order_children
 from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._one_rank import RankRouting, Told, route_this_rank
@@ -108,9 +114,9 @@ def route(
             f"the ranks follow different routings: routing={routing!r} must be one checkpoint, which all of them see, "
             "and which nobody replaces meanwhile"
         )
-    wrong = wrong_names(told.stages for told in gathered)
-    if wrong is not None:
-        raise RoutingError(f"routing={routing!r} goes by name: {wrong}")
+    several = names_of_several(told.stages for told in gathered)
+    if several:
+        raise RoutingError(f"routing={routing!r} goes by name: {wrong_names(several)}")
     matched = {pattern for told in gathered for pattern in told.matched}
     raise_unmatched(mine.overrides, matched, mine.inventory.names())
     return _assemble(config, mine, gathered, pgs)
@@ -166,8 +172,9 @@ def _assemble(
     for item in mine.inventory.trainable:
         axes.update((placement.axis, placement.size) for placement in item.part.placements)
         rank.update(item.part.coordinates)
+    index = {key: at for at, key in enumerate(ordered)}
     return Routing(
-        params=_params(mine, mine.inventory.trainable, ordered, strategies),
+        params=_params(mine, mine.inventory.trainable, index, strategies),
         groups=tuple(GroupSpec(key, group_values(key, config)) for key in ordered),
         children=children_of(ordered, strategies),
         frozen=tuple(item.name for item in mine.inventory.frozen),
@@ -181,10 +188,12 @@ def _assemble(
 
 
 def _params(
-    mine: RankRouting, items: Iterable[InventoryItem], keys: Sequence[GroupKey], strategies: Mapping[str, str]
+    mine: RankRouting,
+    items: Iterable[InventoryItem],
+    index: Mapping[GroupKey, int],
+    strategies: Mapping[str, str],
 ) -> dict[str, ParamRoute]:
     """Return where parameters go: each to the group that stands where its key does."""
-    index = {key: position for position, key in enumerate(keys)}
     params = {}
     for item in items:
         given = mine.assignments[item.name]
@@ -215,6 +224,8 @@ def route_added(
     config_overrides: Mapping[ParamKey, ParamGroupOverride] | None,
     pgs: ProcessGroupCollection,
     fqn: NameMap | None,
+    *,
+    apart: bool = False,
 ) -> Routing:
     """Return a routing with parameters that have begun to train since it was made; nothing is communicated.
 
@@ -228,6 +239,7 @@ def route_added(
         config_overrides: as for :func:`route`.
         pgs: the process groups.
         fqn: as for :func:`route`.
+        apart: in groups of their own, whatever groups there are.
 
     Raises:
         MegaoptError: as for :func:`route`.
@@ -236,11 +248,14 @@ def route_added(
     items = [item for item in mine.inventory.trainable if item.name in names]
     present = [group.key for group in routing.groups]
     new = order_children(
-        {mine.assignments[item.name].key for item in items}.difference(present), config.optimizer
+        {mine.assignments[item.name].key for item in items}.difference(() if apart else present),
+        config.optimizer,
     )
     strategies = {child.optimizer: child.strategy for child in routing.children}
     strategies |= {key.optimizer: strategy_of(config, key.optimizer, routing.sharding) for key in new}
-    added = _params(mine, items, [*present, *new], strategies)
+    index = {key: at for at, key in reversed([*enumerate(present)])}
+    index.update((key, at) for at, key in enumerate(new, len(present)))
+    added = _params(mine, items, index, strategies)
     excluded = dict.fromkeys([*routing.excluded, *(item.name for item in mine.inventory.excluded)])
     return evolve(
         routing,

@@ -74,7 +74,9 @@ class ReplicatedParams(ShardedParams):
         torchs = [
             chunk
             for chunk in self.chunks
-            if isinstance(chunk, torch.nn.parallel.DistributedDataParallel) and dist.get_world_size() > 1
+            if isinstance(chunk, torch.nn.parallel.DistributedDataParallel)
+            and dist.get_world_size() > 1
+            and all(param is not each for each in _reduced_by(chunk))
         ]
         for wrapper in (*wrappers_of(self.chunks), *torchs):
             return f"{type(wrapper).__name__} reduces the gradients of what trained when it was made"
@@ -177,3 +179,10 @@ class Replicated(ShardingStrategy):
                 stepped = torch.nn.Parameter(local_tensor(param)) if is_dtensor(param) else param
                 pieces.append(Piece(spec, stepped, (param,)))
         return ReplicatedParams(pieces, pgs.stats_group(is_expert=is_expert), model.chunks)
+
+
+def _reduced_by(wrapper: torch.nn.parallel.DistributedDataParallel) -> list[torch.Tensor]:
+    """Return the parameters whose gradients torch's wrapper reduces: those that trained when it was made."""
+    return [
+        param for bucket in wrapper.reducer._get_zeros_like_grad_buckets() for param in bucket.parameters()
+    ]

@@ -12,12 +12,14 @@ import torch
 from attrs import asdict
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, PluginError, ViewError
+from megaopt_core.parallel._digest import digest_of_tensors
+from megaopt_core.params._names import named_params
 from megaopt_core.params._parts import is_marked_expert
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Granularity
 from megaopt_core.params._views import MATRIX, MatrixView
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._agreement import stages_of_names, wrong_names
+from megaopt_core.routing._agreement import names_of_several, stages_of_names, wrong_names
 from megaopt_core.state._collected import Collected
 from megaopt_core.state._notes import Notes, joined_notes, notes_of
 from megaopt_core.state._ranks import Ranks
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ROUTED",
+    "STEPPED",
     "configured",
     "describe_optimizer",
     "described_view",
@@ -45,6 +48,8 @@ __all__ = [
 
 ROUTED = "routed"
 """Key of a group in torch's schema: its optimizer, the distribution of that, who read roles, and views."""
+STEPPED = "stepped"
+"""Key in there: the parameters of all groups that have a state, a line each: torch takes lists apart."""
 _NOT_SAVED = ("params", "param_names", ROUTED, "foreach", "fused", "capturable", "differentiable")
 _LISTED = frozenset({"ranges", "objects", "codes"})
 """What a record of a state has of every rank, one entry after the other."""
@@ -304,22 +309,36 @@ def _shortened(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def require_own_names(optimizer: NamedState | None, names: Iterable[str], ranks: Ranks) -> None:
+def require_own_names(optimizer: NamedState | None, held: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
     """Raise where ranks of a pipeline or of an expert group have one name for different tensors: a collective.
 
     Args:
         optimizer: knows where this rank stands; None, or wrapped by hand: nobody does.
-        names: of this rank's tensors.
+        held: this rank's, by name; those that nothing steps may be alike on several ranks.
         ranks: who saves.
 
     Raises:
         CheckpointError: a name means several tensors.
     """
     routing, stages = None if optimizer is None else optimizer.routing, dict[str, list[int]]()
+    stepped = set[str]() if optimizer is None else set(optimizer.names.values())
     if optimizer is not None and routing is not None:
         shared = {name for name, entry in routing.params.items() if entry.shared}
-        experts = [name for param, name in optimizer.names.items() if is_marked_expert(param)]
-        stages = stages_of_names(set(names) - shared, experts, routing.axes, routing.rank)
-    wrong = wrong_names(ranks.gather_different(stages))
-    if wrong is not None:
-        raise CheckpointError(wrong)
+        experts = {
+            name_of(entry.name)
+            for name_of, chunk in optimizer.watched_model.named_chunks()
+            for entry in named_params(chunk)
+            if is_marked_expert(entry.param)
+        }
+        stages = stages_of_names(held.keys() - shared, experts & held.keys(), routing.axes, routing.rank)
+    several = names_of_several(ranks.gather_different(stages))
+    if not several:
+        return
+    mine = {
+        name: None if name in stepped else digest_of_tensors([held[name]]) for name in several if name in held
+    }
+    everywhere = ranks.gather(mine)
+    seen = {name: {of_rank[name] for of_rank in everywhere if name in of_rank} for name in several}
+    wrong = [name for name in several if None in seen[name] or len(seen[name]) > 1]
+    if wrong:
+        raise CheckpointError(wrong_names(wrong))

@@ -70,9 +70,17 @@ class NamedState(Protocol):
     def routing(self) -> Routing | None:
         """Which optimizer steps what, and why; None for one that was wrapped by hand."""
 
-    @property
-    def step_lock(self) -> Any:
-        """Keeps steps and saves apart: `with step_lock.saving():`."""
+    state: Any
+    """Live state by model parameter."""
+
+    watched_model: Any
+    """The model that it was built for, whose chunks have names."""
+
+    late: Any
+    """Takes in parameters after the build; None for one that was wrapped or chained by hand."""
+
+    step_lock: Any
+    """Keeps steps and saves apart: `with step_lock.saving():`."""
 
     @property
     def schedules(self) -> Sequence[Callable[[], Any]]:
@@ -81,6 +89,5 @@ class NamedState(Protocol):
     bounds_before_load: list[dict[str, Any]] | None
     """What the groups said of their schedule before a load, when no scheduler was there."""
 
-    @property
-    def grad_scaler(self) -> Any:
-        """The loss scaler, which has a state dict; None where nothing scales."""
+    grad_scaler: Any
+    """The loss scaler, which has a state dict; None where nothing scales."""

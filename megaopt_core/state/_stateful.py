@@ -63,7 +63,8 @@ class OptimizerCheckpointState:
         with self._optimizer.step_lock.saving():
             collected = collect_state(self._optimizer, with_placeholders=True)
         tensors: dict[str, torch.Tensor] = dict(collected.tensors)
-        require_own_names(self._optimizer, self._optimizer.names.values(), Ranks())
+        named = {name: param for param, name in self._optimizer.names.items()}
+        require_own_names(self._optimizer, named, Ranks())
         described = describe_optimizer(self._optimizer, collected, tensors, Ranks())
         state = {
             key.removeprefix(f"{PREFIX}."): tensor.read_once() if isinstance(tensor, SlicedTensor) else tensor
@@ -118,7 +119,8 @@ class _PlacesSource(MemorySource):
         """
         if key not in self.tensors:
             raise CheckpointMismatchError(
-                f"{self.name} holds {key!r}, which this optimizer has no place for before its first step: step once "
-                "before dcp.load, or use load_checkpoint, which makes state from what was saved"
+                f"{self.name} holds {key!r}, which this optimizer has no place for before its first step, or of a "
+                "parameter that is frozen: step once before dcp.load, freeze after it, or use load_checkpoint, which "
+                "makes state from what was saved, and keeps it"
             )
         return super().stored(key)

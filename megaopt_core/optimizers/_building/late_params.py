@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -13,11 +14,12 @@ from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_steps.group_settings import start_groups
 from megaopt_core.optimizers._between_steps.look import ModelLook, WrapperWatch
 from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
-from megaopt_core.optimizers._building.late_pieces import add_to, replace_in
+from megaopt_core.optimizers._building.late_pieces import add_to, init_added, replace_in
 from megaopt_core.optimizers._gradients.norm_deduplication import counting_rule
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam, named_params, shown
 from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.params._parts import is_dtensor
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import ChildSpec
 from megaopt_core.routing._route import route_added
@@ -55,6 +57,8 @@ class LateParams:
     """How many parameters have been added or replaced since ranks have compared them."""
     frozen: list[torch.nn.Parameter] = field(factory=list, init=False)
     """The stepped parameters that did not train when it looked last."""
+    aside: dict[torch.nn.Parameter, str] = field(factory=dict, init=False)
+    """Those that have not trained yet here, by name: a load brought their state, which is kept for when they do."""
 
     def __attrs_post_init__(self) -> None:
         watched = self.optimizer.watched_model
@@ -74,6 +78,7 @@ class LateParams:
         self.wrappers.settle()
         self.look.require_unchanged()
         self.frozen = self.look.frozen()
+        self._require_reduced()
         names = [self.optimizer.names[param] for param in self.frozen if self._is_in_buffer(param)]
         if names:
             raise OwnershipError(
@@ -86,6 +91,80 @@ class LateParams:
         if strangers:
             self._join(strangers)
 
+    def add(
+        self,
+        params: Sequence[torch.nn.Parameter],
+        *,
+        apart: bool = True,
+        kept: Mapping[torch.nn.Parameter, str] | None = None,
+    ) -> None:
+        """Step parameters of the model from now on, frozen or not.
+
+        Args:
+            params: nothing steps them.
+            apart: in groups of their own.
+            kept: those of them whose state comes with a load, by name.
+
+        Raises:
+            MegaoptError: they cannot be stepped; nothing has changed.
+        """
+        self.aside.update(kept or {})
+        frozen = [param for param in params if not param.requires_grad]
+        for param in frozen:  # routed as if they trained
+            param.requires_grad = True
+        try:
+            self._join(params, apart=apart)
+        finally:  # it may have failed, or an override may send some of them to no optimizer
+            self.aside = {param: name for param, name in self.aside.items() if param in self.optimizer.names}
+            for param in frozen:
+                param.requires_grad = False
+
+    def keeps(self, group: Mapping[str, Any]) -> bool:
+        """Return whether a group came with a load, and none of it has trained since.
+
+        Args:
+            group: a public group.
+        """
+        return bool(group["params"]) and all(param in self.aside for param in group["params"])
+
+    def keepable(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters, frozen at the build, that can be taken in: where all are stepped whole."""
+        routing = self.optimizer.routing
+        if routing is None or not routing.frozen or {c.strategy for c in routing.children} != {"replicated"}:
+            return {}
+        if any(routing.axes.get(axis, 1) > 1 for axis in ("tp", "expert_tp", "ep")):
+            return {}
+        frozen = set(routing.frozen)
+        return {
+            name: entry.param
+            for name_of, chunk in self.optimizer.watched_model.named_chunks()
+            for entry in named_params(chunk)
+            if (name := name_of(entry.name)) in frozen and not is_dtensor(entry.param)
+        }
+
+    def keep(self, names: Sequence[str], *, apart: bool) -> None:
+        """Take in parameters that are frozen: a load brings their state, which a step uses when they train.
+
+        Args:
+            names: of the parameters.
+            apart: in groups of their own.
+
+        Raises:
+            MegaoptError: they could not be stepped if they trained; nothing has changed.
+        """
+        keepable = self.keepable()
+        kept = {keepable[name]: name for name in names}
+        self.add([*kept], apart=apart, kept=kept)
+
+    def _require_reduced(self) -> None:
+        """Raise where a parameter begins to train whose gradients nobody reduces."""
+        for param in [param for param in self.aside if param.requires_grad]:
+            name = self.aside[param]
+            reason = self._refused(self.optimizer.routing, name, param)  # type: ignore[arg-type] # what joined is routed
+            if reason is not None:
+                raise _unsteppable(name, _ADDED, reason)
+            del self.aside[param]
+
     def _is_in_buffer(self, param: torch.nn.Parameter) -> bool:
         """Return whether a parameter is stepped as part of a gradient buffer, which has a gradient in any case."""
         return getattr(param, "main_grad", None) is not None and any(
@@ -94,7 +173,8 @@ class LateParams:
             for piece in part.pieces
         )
 
-    def _join(self, strangers: Sequence[torch.nn.Parameter]) -> None:
+    def _join(self, strangers: Sequence[torch.nn.Parameter], *, apart: bool | None = None) -> None:
+        """Step parameters from now on; with a warning, unless somebody has said whether in groups of their own."""
         routing, builder = self.optimizer.routing, self.builder
         if routing is None:
             return
@@ -103,9 +183,8 @@ class LateParams:
         replaced = {name: entry for name, entry in named.items() if name in by_name}
         added = {name: entry for name, entry in named.items() if name not in by_name}
         if added:
-            routing = route_added(
-                routing, list(added), builder.config, builder.chunks, self.overrides, builder.pgs, builder.fqn
-            )
+            known = builder.config, builder.chunks, self.overrides, builder.pgs, builder.fqn
+            routing = route_added(routing, list(added), *known, apart=bool(apart))
             self.look.leave(entry.param for name, entry in added.items() if name in routing.excluded)
             added = {name: entry for name, entry in added.items() if name not in routing.excluded}
         self._require_possible(routing, replaced, by_name, added)
@@ -124,7 +203,7 @@ class LateParams:
         start_groups(self.optimizer, new_groups)
         self.joined += len(replaced) + len(added)
         for names, how in ((list(added), _ADDED), (list(replaced), _REPLACED)):
-            if names:
+            if names and apart is None:
                 _warn(routing, names, how, len(new_groups))
 
     def _named(self, strangers: Sequence[torch.nn.Parameter]) -> _Named:
@@ -147,13 +226,7 @@ class LateParams:
         for name, entry in (replaced | added).items():
             reason = self._reason(routing, name, entry, by_name.get(name))
             if reason is not None:
-                how = _REPLACED if name in replaced else _ADDED
-                raise OwnershipError(
-                    f"{name!r} trains since the optimizer was built ({how}), and cannot be stepped: {reason}. Build "
-                    "the optimizer anew, or leave it to another one with the override "
-                    '{"optimizer": "none"}',
-                    names=[name],
-                )
+                raise _unsteppable(name, _REPLACED if name in replaced else _ADDED, reason)
 
     def _reason(
         self, routing: Routing, name: str, entry: NamedParam, before: torch.nn.Parameter | None
@@ -172,11 +245,14 @@ class LateParams:
         where = routing.params[name]
         if where.local_shape != where.spec.shape:
             return "it is a part of a tensor that other ranks have parts of"
+        return None if entry.param in self.aside else self._refused(routing, name, entry.param)
+
+    def _refused(self, routing: Routing, name: str, param: torch.nn.Parameter) -> str | None:
+        """Return why a strategy cannot step a parameter that trains, None when it can."""
+        where = routing.params[name]
         pairs = zip(routing.children, self.owners, strict=False)
         shardeds = [owner.parts[0].sharded for child, owner in pairs if child.strategy == where.strategy]
-        reason = (
-            shardeds[0].refuses_late(entry.param) if shardeds else "nothing else in use is sharded that way"
-        )
+        reason = shardeds[0].refuses_late(param) if shardeds else "nothing else in use is sharded that way"
         return None if reason is None else f"sharding={where.strategy!r}: {reason}"
 
     def _add(self, routing: Routing, added: _Named) -> None:
@@ -195,6 +271,9 @@ class LateParams:
                     group = child.groups.index(where.spec.group)
                     add_to(owner.parts[0], group, where, entry.param, infos[name], counting)
                     owner.names = {**owner.names, entry.param: name}
+            if any(entry.param in owner.names for entry in added.values()):
+                init_state = get_registry().optimizer(child.optimizer).init_state_fn
+                init_added(owner.parts[0], init_state, self.builder.config)
         for child in routing.children[built:]:
             made = self._build(routing, child)
             self.owners.append(made)
@@ -220,6 +299,15 @@ class LateParams:
             mine = {param: others for param, others in twins.items() if param in names}
             optimizer.know(names, {**kept, **mine}, routing)
         self.look.steps(self.optimizer.names, self.optimizer.twins)
+
+
+def _unsteppable(name: str, how: str, reason: str) -> OwnershipError:
+    return OwnershipError(
+        f"{name!r} trains since the optimizer was built ({how}), and cannot be stepped: {reason}. Build the optimizer "
+        'with the parameter trainable and its learning rate 0 ({ParamKey(name=...): {"max_lr": 0.0}}), or leave it to '
+        'another one with the override {"optimizer": "none"}',
+        names=[name],
+    )
 
 
 def _warn(routing: Routing, names: Sequence[str], how: str, new_groups: int) -> None:

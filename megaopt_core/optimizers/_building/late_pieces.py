@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from megaopt_core.execution._inner import run_inner
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.params._specs import ParamInfo
@@ -11,7 +14,11 @@ from megaopt_core.routing._routing import ParamRoute
 from megaopt_core.sharding._layout import PieceSpec
 from megaopt_core.sharding._live_model import Piece
 
-__all__ = ["add_to", "replace_in"]
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.plugin_api._entries import InitState
+
+__all__ = ["add_to", "init_added", "replace_in"]
 
 
 def replace_in(part: OptimizerPart, old: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
@@ -69,6 +76,31 @@ def add_to(
     part.groups[group]["param_names"].append(info.name)
     part.inner.param_groups[group]["params"].append(tensor)
     part.watch_again()
+
+
+def init_added(part: OptimizerPart, init_state_fn: InitState | None, config: OptimizerConfig) -> None:
+    """Make the state of what was added, as the build would have: torch's fused SGD steps all with a buffer or none.
+
+    Args:
+        part: steps it.
+        init_state_fn: makes state; None: the next step does.
+        config: the run's configuration.
+    """
+    if init_state_fn is None or part.split is not None:
+        return
+    groups = part.inner.param_groups
+    every = [group["params"] for group in groups]
+
+    def make() -> None:
+        for group, params in zip(groups, every, strict=True):
+            group["params"] = [tensor for tensor in params if not part.inner.state.get(tensor)]
+        try:
+            init_state_fn(part.inner, config)
+        finally:
+            for group, params in zip(groups, every, strict=True):
+                group["params"] = params
+
+    run_inner(part.precision, part.inner, make)
 
 
 def _is_of(piece: Piece, param: torch.nn.Parameter) -> bool:

@@ -68,6 +68,7 @@ class Matching:
         missing: what is here but not in the checkpoint; it stays as it was.
         unexpected: what is in the checkpoint but not here; it is left.
         reset: parameter to the reason why its state starts anew.
+        frozen: group there to the parameters of it that are frozen here, to their names there: their state is kept.
     """
 
     source: Source
@@ -78,6 +79,7 @@ class Matching:
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     reset: dict[str, str] = field(factory=dict)
+    frozen: dict[int | None, dict[str, str]] = field(factory=dict)
 
     def record(self, name: str) -> Mapping[str, Any]:
         """Return what the checkpoint has of a parameter.
@@ -127,22 +129,35 @@ def match(
         raise mismatch(source, "was saved without an optimizer; load it with optimizer=None")
     used = {name: find(name, stored) for name in sorted(found.here)}
     found.missing = (*beside.missing, *(f"{name} (state)" for name, there in used.items() if there is None))
-    left = () if optimizer is None else sorted(set(stored) - set(used.values()))
+    for name in () if optimizer is None or optimizer.late is None else optimizer.late.keepable():
+        there = find(name, stored)
+        if there is not None and (stored[there]["state"] or stored[there]["optimizer"]):
+            found.frozen.setdefault(stored[there]["group"], {})[name] = there
+    kept = set[str]().union(*ranks.gather({there for of in found.frozen.values() for there in of.values()}))
+    left = () if optimizer is None else sorted(set(stored) - set(used.values()) - kept)
     found.unexpected = (*beside.unexpected, *(f"{name} (state)" for name in left))
     if strict:
-        _require_names(found)
+        routing = None if optimizer is None else optimizer.routing
+        _require_names(
+            found, [name for name in (routing.frozen if routing else ()) if find(name, stored) in left]
+        )
     readers = "" if optimizer is None else readers_of(optimizer)
     views = {} if optimizer is None else views_of(optimizer)
     ranks.agree(lambda: _compare_optimizers(found, steps, views, readers, strict))
     return found
 
 
-def _require_names(found: Matching) -> None:
+def _require_names(found: Matching, frozen: list[str]) -> None:
     parts = []
     if found.missing:
         parts.append(f"it lacks {shown(found.missing)}")
     if found.unexpected:
         parts.append(f"it has {shown(found.unexpected)}, which is not here")
+    if frozen:
+        parts.append(
+            f"{shown(frozen)} is frozen here, where this sharding gives state no place: build the optimizer with the "
+            "parameter trainable and its learning rate 0"
+        )
     if parts:
         raise mismatch(
             found.source,

@@ -28,7 +28,7 @@ from megaopt_core.state._sources import Request, Source, read_values
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["LoadPlan", "Restore", "plan_load"]
+__all__ = ["LoadPlan", "Restore", "keep_frozen", "plan_load"]
 
 
 class Restore(Protocol):
@@ -139,6 +139,9 @@ def plan_load(
         CheckpointError: it does not fit.
     """
     found = match(source, optimizer, beside or LoadedBeside(), strict=strict, ranks=ranks)
+    if any(ranks.gather(bool(found.frozen))):
+        ranks.agree(lambda: keep_frozen(found, optimizer))
+        found = match(source, optimizer, beside or LoadedBeside(), strict=strict, ranks=ranks)
     plan = LoadPlan(source, found, optimizer)
 
     def fill() -> list[str]:
@@ -157,6 +160,26 @@ def plan_load(
         name, _, key = entry.partition(": ")
         found.reset[name] = f"the checkpoint has no {key!r}"
     return plan
+
+
+def keep_frozen(found: Matching, optimizer: Any) -> None:
+    """Take in the parameters that are frozen here and have a state there, in groups as there: it is kept for them.
+
+    Args:
+        found: what fits a checkpoint.
+        optimizer: takes them in.
+
+    Raises:
+        CheckpointMismatchError: their state cannot be read.
+    """
+    parameters = found.source.manifest.parameters
+    for names in found.frozen.values():
+        for record in (record for there in names.values() for record in parameters[there]["state"].values()):
+            if "tensor" in record:
+                found.source.stored(record["tensor"])
+    here = {parameters[there]["group"] for there in found.state.values()}
+    for group, names in found.frozen.items():
+        optimizer.late.keep([*names], apart=group not in here)
 
 
 def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> list[str]:

@@ -14,7 +14,7 @@ from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Shard, whole
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._collected import state_key
-from megaopt_core.state._document import ROUTED, settings_of, stored_view
+from megaopt_core.state._document import ROUTED, STEPPED, settings_of, stored_view
 from megaopt_core.state._manifest import Manifest
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
@@ -184,7 +184,7 @@ def _routed(group: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(told, Mapping) and (
         not told
         or (
-            told.keys() | {"views"} == {"optimizer", "distribution", "roles", "views"}
+            told.keys() | {"views", STEPPED} == {"optimizer", "distribution", "roles", "views", STEPPED}
             and all(isinstance(value, str) for key, value in told.items() if key != "views")
             and isinstance(told.get("views", {}), Mapping)
         )

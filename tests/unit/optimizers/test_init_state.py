@@ -350,7 +350,8 @@ def test_dcp_says_what_it_has_no_place_for(mlp, give) -> None:
         place.load_state_dict({"state": {}, "description": described})
     assert str(caught.value) == (
         "the checkpoint holds 'optim.state.0.weight.exp_avg', which this optimizer has no place for before its first "
-        "step: step once before dcp.load, or use load_checkpoint, which makes state from what was saved"
+        "step, or of a parameter that is frozen: step once before dcp.load, freeze after it, or use load_checkpoint, "
+        "which makes state from what was saved, and keeps it"
     )
 
 

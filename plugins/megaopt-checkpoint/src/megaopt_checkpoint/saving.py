@@ -178,10 +178,9 @@ def _collect(
         return None if optimizer is None else collect_state(optimizer)
 
     collected = ranks.agree(collect)
-    require_own_names(optimizer, manifest.model.get("tensors", ()), ranks)
-    require_coverage(
-        optimizer, {key: tensors[key] for key in manifest.model.get("tensors", {}).values()}, ranks
-    )
+    keys = manifest.model.get("tensors", {})
+    require_own_names(optimizer, {name: tensors[key] for name, key in keys.items()}, ranks)
+    require_coverage(optimizer, {key: tensors[key] for key in keys.values()}, ranks)
     for part in ranks.gather_different(manifest.model):
         for kind, values in part.items():
             manifest.model[kind] = {**values, **manifest.model[kind]}

@@ -15,7 +15,6 @@ __all__ = [
     "gpt",
     "hybrid",
     "losses_of",
-    "mark_for_muon",
     "start",
     "transformer_config",
     "without_cuda",
@@ -172,19 +171,6 @@ def hybrid(config: Any, *, seed: int = 5) -> Any:
         hybrid_layer_pattern="*-*-",
         position_embedding_type="rope",
     )
-
-
-def mark_for_muon(model: Any) -> None:
-    """Set the attributes by which Megatron's models say which weights are matrices, and how queries and keys lie."""
-    config = model.config
-    groups = config.num_query_groups or config.num_attention_heads
-    head = config.kv_channels
-    for name, param in model.named_parameters():
-        if param.dim() == 2 and ".linear_" in name:
-            param.use_muon = True
-        if name.endswith("linear_qkv.weight"):
-            param.is_qkv = True
-            param.qkv_split_shapes = [config.num_attention_heads // groups * head, head, head]
 
 
 def batch(step: int, dp_rank: int = 0, sequences: int = 2) -> tuple[torch.Tensor, ...]:

@@ -96,3 +96,23 @@ def test_stages_and_experts_have_names_of_their_own(launch) -> None:
         numbers = {name.split("local_experts.")[1][0] for name in names if "local_experts" in name}
         assert numbers == {str(2 * rank), str(2 * rank + 1)}
     assert set(first) & set(second) == {name for name in first if "local_experts" not in name}
+
+
+def _of_muon(rank: int, size: int, is_hybrid: bool) -> list[str]:
+    harness.start()
+    from megaopt_trainers.megatron import get_megatron_optimizer
+    from megatron.core.optimizer import OptimizerConfig as Theirs
+
+    config = harness.transformer_config(num_layers=4 if is_hybrid else 2)
+    model = harness.wrapped(config, model=harness.hybrid(config) if is_hybrid else None)
+    optimizer = get_megatron_optimizer(Theirs(optimizer="muon", lr=1e-3), [model])
+    return [row.name for row in optimizer.report().params if row.optimizer == "muon"]
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_muon_steps_the_matrices_of_each_layer(launch, is_hybrid) -> None:
+    """Nobody marks them, and nothing is in doubt: fused projections, output projections and both layers of an MLP."""
+    (names,) = launch(_of_muon, 1, is_hybrid)
+    assert len(names) == 8
+    kinds = {name.split(".")[-2] for name in names}
+    assert kinds == {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}

@@ -24,10 +24,24 @@ def _build(is_ours: bool, model: Any, settings: dict[str, Any]) -> Any:
         from megaopt_trainers.megatron import get_megatron_optimizer
     else:
         from megatron.core.optimizer import get_megatron_optimizer
-    from megatron.core.optimizer import OptimizerConfig, get_standard_config_overrides
+    from megatron.core.optimizer import (
+        OptimizerConfig,
+        ParamKey,
+        ParamPredicate,
+        get_standard_config_overrides,
+    )
 
     config = OptimizerConfig(**settings)
-    return get_megatron_optimizer(config, [model], config_overrides=get_standard_config_overrides(config))
+    overrides = get_standard_config_overrides(config)
+    if is_ours and settings["optimizer"] == "lion":
+        # Megatron's Lion leaves them to Adam by itself, as its Muon does.
+        rest = ParamPredicate("embeddings, output and vectors", _is_rest)
+        overrides[ParamKey(predicate=rest)] = {"optimizer": "adam"}
+    return get_megatron_optimizer(config, [model], config_overrides=overrides)
+
+
+def _is_rest(param: torch.nn.Parameter) -> bool:
+    return getattr(param, "is_embedding_or_output_parameter", False) or param.dim() != 2
 
 
 def _scheduler(is_ours: bool, optimizer: Any) -> Any:
@@ -58,8 +72,6 @@ def _losses(rank: int, size: int, parallel: dict, settings: dict, model: dict, d
         # Megatron's Muon steps learned position embeddings, ours leaves them to Adam.
         positions = "learned_absolute" if settings["optimizer"] == "adam" else "rope"
         chunk = harness.wrapped(harness.transformer_config(**model), positions=positions, **ddp)
-        if is_ours:
-            harness.mark_for_muon(chunk)
         optimizer = _build(is_ours, chunk, settings)
         found.append(harness.losses_of(chunk, optimizer, STEPS, _scheduler(is_ours, optimizer)))
     return tuple(found)
@@ -111,6 +123,12 @@ def test_muon(launch, size, parallel) -> None:
     _require_equal(launch(_losses, size, parallel, settings, {}, {}), 1e-6)
 
 
+def test_lion(launch) -> None:
+    """In fp32, with Megatron's Adam beside it, which the page names: by its betas, and for what is no matrix."""
+    settings = ADAM | {"optimizer": "lion", "lion_beta1": 0.9, "lion_beta2": 0.95}
+    _require_equal(launch(_losses, 2, {}, settings, {}, {}), 1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_adam_in_16_bits(launch, dtype) -> None:
     """Without clipping, bit for bit at first; one last bit that differs then flips a rounding, and so the losses."""
@@ -127,7 +145,6 @@ LAYER_WISE = {"use_layer_wise_distributed_optimizer": True}
 def _layer_wise(rank: int, size: int, parallel: dict, settings: dict) -> list[float]:
     harness.start(**parallel)
     chunk = harness.wrapped(harness.transformer_config(), positions="rope")
-    harness.mark_for_muon(chunk)
     optimizer = _build(True, chunk, settings)
     return harness.losses_of(chunk, optimizer, STEPS, _scheduler(True, optimizer))
 
@@ -147,8 +164,6 @@ def _hybrid(rank: int, size: int, settings: dict, ddp: dict) -> tuple:
     for is_ours in (False, True):
         config = harness.transformer_config(num_layers=4)
         chunk = harness.wrapped(config, model=harness.hybrid(config), **ddp)
-        if is_ours:
-            harness.mark_for_muon(chunk)
         optimizer = _build(is_ours, chunk, settings)
         found.append(harness.losses_of(chunk, optimizer, STEPS, _scheduler(is_ours, optimizer)))
     return tuple(found)

@@ -23,7 +23,7 @@ def test_the_command_line_changes_the_examples_settings(monkeypatch) -> None:
     )
     assert (config.optimizer.optimizer, config.optimizer.lr) == ("muon", 0.25)
     assert config.to_dict()["optimizer"]["settings"] == {"muon_momentum": 0.95}
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
     optimizers = config.optimizer.build(model_parts=[model])
     assert {group["lr"] for group in optimizers.optimizers[0].param_groups} == {0.25}
 

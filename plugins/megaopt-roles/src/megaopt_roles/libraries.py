@@ -16,6 +16,10 @@ __all__ = ["Told", "own_batch", "told_by_libraries"]
 
 _TRANSFORMERS, _TIMM = "transformers.", "timm."
 _PRETRAINED = "transformers.modeling_utils.PreTrainedModel"
+_LIGHTNING = (
+    "lightning.pytorch.core.module.LightningModule",
+    "pytorch_lightning.core.module.LightningModule",
+)
 _BASES = ("Model", "Encoder", "Decoder", "Stack", "Backbone")
 
 
@@ -92,7 +96,7 @@ def _last_weights(head: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def own_batch(model: Any) -> Any:
-    """Return a batch that a model of transformers or timm names itself; None without one.
+    """Return a batch that a model of transformers, timm or Lightning names itself; None without one.
 
     Args:
         model: the model, unwrapped.
@@ -104,6 +108,8 @@ def own_batch(model: Any) -> Any:
             } or None
         except Exception:  # noqa: BLE001 - a property of the library may raise anything
             return None
+    if is_a(model, *_LIGHTNING):
+        return model.example_input_array
     told: Any = getattr(model, "pretrained_cfg", None) if is_a(model, _TIMM) else None
     size = told.get("input_size") if isinstance(told, dict) else None
     return torch.empty(2, *size, device="meta") if size else None

@@ -40,7 +40,8 @@ def read_roles(model: nn.Module, example: Any = None, *, no_forward: str = "") -
     Args:
         model: any module, on any device (meta too), wrapped or not.
         example: a batch to run one forward with: a tensor, a tuple of arguments or a mapping of keyword arguments;
-            None: that of transformers' `dummy_inputs` or timm's `pretrained_cfg`, where something is in doubt.
+            None: that of transformers' `dummy_inputs`, timm's `pretrained_cfg` or Lightning's
+            `example_input_array`, where something is in doubt.
         no_forward: why no forward may be run, though there is a batch; empty: one may.
 
     Returns:

@@ -18,42 +18,15 @@ __all__ = ["by_entries", "weights_by_entries"]
 
 type Given = Sequence[tuple[torch.Tensor, Value]]
 
-_NONLINEAR = frozenset(
-    (
-        *(
-            "relu",
-            "gelu",
-            "silu",
-            "sin",
-            "cos",
-            "tanh",
-            "sigmoid",
-            "_softmax",
-            "native_layer_norm",
-            "leaky_relu",
-        ),
-        *("elu", "softplus", "hardtanh", "_fused_rms_norm", "glu", "mish", "hardswish", "erf"),
-    )
-)
+_NONLINEAR = frozenset((
+    "relu", "gelu", "silu", "sin", "cos", "tanh", "sigmoid", "_softmax", "native_layer_norm",
+    "leaky_relu", "elu", "softplus", "hardtanh", "_fused_rms_norm", "glu", "mish", "hardswish", "erf",
+))  # fmt: skip
 _SUMS = frozenset(("add", "sub", "cat", "stack", "addcmul"))
-_TOKENS = frozenset(
-    (
-        *(
-            "cat",
-            "stack",
-            "where",
-            "copy",
-            "index_put",
-            "scatter",
-            "slice_scatter",
-            "add",
-            "sub",
-            "rsub",
-            "lerp",
-        ),
-        "masked_fill",
-    )
-)
+_TOKENS = frozenset((
+    "cat", "stack", "where", "copy", "index_put", "scatter", "slice_scatter", "add", "sub", "rsub",
+    "lerp", "masked_fill",
+))  # fmt: skip
 
 
 def weights_by_entries(notes: Notes, name: str, given: Given, made: torch.Tensor) -> Value:

@@ -13,34 +13,14 @@ from megaopt_roles.watch._values import Atom, Axes, Met, Run, Value, blank, merg
 
 __all__ = ["CUTS", "MOVES", "moved"]
 
-CUTS = frozenset(
-    (
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "glu",
-        "unsafe_split",
-        "unsafe_split_with_sizes",
-    )
-)
-MOVES = CUTS | frozenset(
-    (
-        *(
-            "view",
-            "_unsafe_view",
-            "_reshape_alias",
-            "unsqueeze",
-            "squeeze",
-            "expand",
-            "clone",
-            "_to_copy",
-            "detach",
-        ),
-        *("alias", "lift_fresh", "t", "transpose", "permute", "neg", "native_dropout"),
-    )
-)
+CUTS = frozenset((
+    "slice", "select", "split", "split_with_sizes", "unbind", "glu", "unsafe_split",
+    "unsafe_split_with_sizes",
+))  # fmt: skip
+MOVES = CUTS | frozenset((
+    "view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "expand", "clone", "_to_copy",
+    "detach", "alias", "lift_fresh", "t", "transpose", "permute", "neg", "native_dropout",
+))  # fmt: skip
 """Operators that move entries, or scale all of them alike."""
 
 

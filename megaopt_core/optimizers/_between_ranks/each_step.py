@@ -123,11 +123,8 @@ class StepAgreement:
             [(key, _comparable(value)) for key, value in sorted(group.items()) if key in WRITTEN]
             for group in optimizer.param_groups
         ]
-        without = [
-            name
-            for param, name, _ in self.compared
-            if (param.grad is None or not param.requires_grad) and not has_gradient(param)
-        ]
+        lacks = frozen or True in [param.grad is None for param, _, _ in self.compared]
+        without = [name for param, name, _ in self.compared if not has_gradient(param)] if lacks else []
         cleared = self._clears_alike and bool(self.compared) and optimizer.has_cleared
         said = (self._names_digest, joined, frozen, without, cleared, settings, refused is not None)
         return int.from_bytes(fingerprint(said)[:7])

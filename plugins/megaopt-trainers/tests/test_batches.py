@@ -1,6 +1,7 @@
 """A batch for roles is taken from a loader without a trace in the run."""
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ class Stream(IterableDataset):
 
     taken = 0
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[torch.Tensor]:
         for item in range(4):
             self.taken += 1
             yield torch.tensor(item)

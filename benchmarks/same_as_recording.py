@@ -43,6 +43,9 @@ COLLECTIVES = (
 )
 """What ranks send each other in a step, by its name in `torch.distributed`."""
 
+_DESCRIPTIONS = ("params", "param_names", "routed")
+"""Keys of a saved group that no step reads: they say for a later load what was saved."""
+
 
 class Recorder:
     """Notes what happened, in order, as plain data.
@@ -82,9 +85,7 @@ class Recorder:
             for key, value in state["state"].get(index, {}).items():
                 found[f"{name}/{key}"] = _digest(value)
         for group_name, group in enumerate(state["param_groups"]):
-            settings = {
-                key: _words(value) for key, value in group.items() if key not in ("params", "param_names")
-            }
+            settings = {key: _words(value) for key, value in group.items() if key not in _DESCRIPTIONS}
             found[f"group {group_name}"] = repr(sorted(settings.items()))
         return found
 

@@ -104,7 +104,7 @@ def test_plugin_has_the_shape_of_the_others(plugin: Path) -> None:
     suffix = plugin.name.removeprefix("megaopt-")
     project = _pyproject(plugin)["project"]
     assert project["name"] == plugin.name
-    assert project["entry-points"] == {"megaopt": {suffix: f"megaopt_{suffix}.plugin"}}
+    assert project["entry-points"]["megaopt"] == {suffix: f"megaopt_{suffix}.plugin"}
     assert f"megaopt-core{_range()}" in project["dependencies"]
     assert project["requires-python"] == _pyproject(ROOT)["project"]["requires-python"]
     assert (plugin / "src" / f"megaopt_{suffix}" / "py.typed").is_file()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.any_python
 def test_another_format_is_refused(tmp_path, version):
     """By loads, verification and conversions, before anything has changed; the error names both formats."""
     model = torch.nn.Linear(3, 2)
-    optimizer = build_optimizer(model, "sgd", lr=0.1, sgd_momentum=0.9)
+    optimizer = build_optimizer(model, "sgd", lr=0.1)
     save_checkpoint(tmp_path / "last", model, optimizer)
     document = read(tmp_path / "last")
     document["version"] = version

@@ -38,7 +38,7 @@ def add_group(optimizer: MegatronOptimizer, group: Any) -> None:
     params: list[torch.nn.Parameter] = [*([listed] if isinstance(listed, torch.Tensor) else listed or ())]
     if not params:
         raise ConfigurationError.got(
-            "param_group", group, "give a mapping whose 'params' are parameters of the model"
+            "add_param_group", group, "give a mapping whose 'params' are parameters of the model"
         )
     settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     _require_settings(settings)

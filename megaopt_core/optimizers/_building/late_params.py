@@ -233,7 +233,7 @@ class LateParams:
     ) -> str | None:
         """Return why a parameter cannot be stepped, None when it can."""
         if entry.param.is_meta:
-            return "it is on the meta device, which holds no values"
+            return "it is on the meta device, which holds no values, and must be materialised with to_empty() first"
         stepped = [twin for twin in entry.twins if twin in self.optimizer.names]
         if stepped:
             return f"it shares the memory of {self.optimizer.names[stepped[0]]!r}, which is stepped already"

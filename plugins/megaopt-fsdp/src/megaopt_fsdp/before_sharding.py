@@ -64,19 +64,19 @@ class _Following(MegatronOptimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups; of the sharded model as soon as they hold its parameters."""
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        groups = self._groups
         first = next((param for group in groups for param in group["params"]), None)
         if first is not None and is_dtensor(first) and first not in self.names:
             self._become(self.rebuild())
-        return self.__dict__["param_groups"]  # type: ignore[no-any-return] # a list of dictionaries
+        return self._groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
+        self._groups = groups
 
     def _become(self, built: MegatronOptimizer) -> None:
         """Take over everything that another optimizer is; whoever holds this one holds that one now."""
-        before = {param: group for group in self.__dict__["param_groups"] for param in group["params"]}
+        before = {param: group for group in self._groups for param in group["params"]}
         for group in built.param_groups:
             present: dict[str, Any] = next(
                 (before[param] for param in group["params"] if param in before), {}

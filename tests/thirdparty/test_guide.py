@@ -42,7 +42,7 @@ def installed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     target = tmp_path_factory.mktemp("installed")
     install_wheel(project, target)
     known = {key: value for key, value in os.environ.items() if not key.startswith("MEGAOPT_")}
-    return {**known, "PYTHONPATH": str(target), "MEGAOPT_PLUGINS": "signum,testing,tools"}
+    return {**known, "PYTHONPATH": str(target), "MEGAOPT_PLUGINS": "signum,lowbit,testing,tools"}
 
 
 def _run(command: list[str], environ: dict[str, str], folder: Path) -> str:

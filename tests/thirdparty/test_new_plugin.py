@@ -51,7 +51,7 @@ def test_its_tests_pass_at_once(kind: str, tmp_path: Path, monkeypatch: pytest.M
     python = _python(tmp_path / "venv")
     install_wheel(project, _site(python))
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("MEGAOPT_", "PYTHONPATH"))}
-    environ = {**kept, "MEGAOPT_PLUGINS": f"brand_new_{kind},testing"}
+    environ = {**kept, "MEGAOPT_PLUGINS": f"brand_new_{kind},lowbit,testing"}
 
     def run(*command: str) -> str:
         done = subprocess.run(

@@ -110,9 +110,8 @@ class StepGradients:
                 part.collect_grads()
             except UnsupportedOperationError as error:  # kept until the other ranks have heard of it
                 self._refused = self._refused or error
-            except (
-                RuntimeError
-            ) as error:  # it may follow from what is refused, as gradients of other shapes do
+            except RuntimeError as error:
+                # It may follow from what is refused, as gradients of other shapes do.
                 self._refused = self._refused or _misfit(part, error)
         if self.scaler is None:
             return None

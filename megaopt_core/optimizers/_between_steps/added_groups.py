@@ -40,7 +40,7 @@ def add_group(optimizer: MegatronOptimizer, group: Any) -> None:
         raise ConfigurationError.got(
             "add_param_group", group, "give a mapping whose 'params' are parameters of the model"
         )
-    settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    settings = _settings_of(group)
     _require_settings(settings)
     here = {id(param) for chunk in optimizer.watched_model.alive() for param in chunk.parameters()}
     given = set(params)
@@ -66,6 +66,10 @@ def add_group(optimizer: MegatronOptimizer, group: Any) -> None:
     if len(added) > 1:  # what is written into the last of them means all, as where there is one
         for new in added:
             new.update({_TOGETHER: optimizer.names[added[0]["params"][0]], _FOLLOWED: new["lr"]})
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 def _require_settings(settings: Mapping[str, Any]) -> None:
@@ -116,5 +120,4 @@ def assign_groups(optimizer: MegatronOptimizer, groups: Sequence[Mapping[str, An
         if members not in present:
             add_group(optimizer, group)
             continue
-        settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        present[members].update(settings)
+        present[members].update(_settings_of(group))

@@ -14,6 +14,8 @@ from megaopt_core.params._shards import Shard
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.precision._state_codes import BLOCKS, SCALED, StoredSlice
 from megaopt_core.registry._catalogue import PRECISION_AWARE, PRECISION_POLICIES
+from megaopt_core.registry._missing import absent_plugin
+from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._pieces import PieceState
 from megaopt_core.state._restore.fitting import misfit
 from megaopt_core.state._sources import Request, Source
@@ -305,7 +307,8 @@ def _latest(values: Sequence[Any]) -> Any:
 
 
 def _who_reads(code: str) -> str:
-    """Return which plugin to install for a code."""
-    if code in (BLOCKS, SCALED):
-        return f"pip install {PRECISION_POLICIES[PRECISION_AWARE]}"
-    return "a plugin offers it by the hook megaopt_state_codes"
+    """Return which plugin is missing for a code, or by which hook one would offer it."""
+    plugins = get_registry().plugins()
+    brings = PRECISION_POLICIES[PRECISION_AWARE] if code in (BLOCKS, SCALED) else None
+    absent = brings and absent_plugin(f"the code {code!r}", code, brings, plugins)
+    return str(absent) if absent else "a plugin offers it by the hook megaopt_state_codes"

@@ -54,17 +54,8 @@ class WholeStates(transformers.TrainerCallback):  # type: ignore[misc,unused-ign
         """
         self._gather(control, optimizer)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **more: Any) -> None:
-        """Do so at the end of an epoch.
-
-        Args:
-            args: settings of the Trainer.
-            state: where the run is.
-            control: what comes next.
-            optimizer: the Trainer's, wrapped by accelerate or not.
-            **more: not used.
-        """
-        self._gather(control, optimizer)
+    on_epoch_end = on_step_end
+    """Do so at the end of an epoch."""
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Let go of what was gathered.

@@ -1,4 +1,4 @@
-"""What a run of `benchmarks/same_as.py` records: results, digests of values, and collectives in their order."""
+"""The record of a run of `benchmarks/same_as.py`: results, digests of values, and collectives in their order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COLLECTIVES = (
     "scatter",
     "send",
 )
-"""What ranks send each other in a step, by its name in `torch.distributed`."""
+"""Calls of `torch.distributed` by which ranks send each other something in a step."""
 
 _DESCRIPTIONS = ("params", "param_names", "routed")
 """Keys of a saved group that no step reads: they say for a later load what was saved."""

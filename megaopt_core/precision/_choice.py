@@ -1,4 +1,4 @@
-"""Which precision policy a configuration asks for."""
+"""The precision policy that a configuration asks for."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ STRATEGIES: Mapping[str, str] = {
 """Sharding strategy to the distribution that brings it."""
 
 PRECISION_AWARE = "precision_aware"
-"""What `use_precision_aware_optimizer=True` means."""
+"""The policy that `use_precision_aware_optimizer=True` asks for."""
 
 PRECISION_POLICIES: Mapping[str, str] = {PRECISION_AWARE: "megaopt-lowbit"}
 """Precision policy to the distribution that brings it."""

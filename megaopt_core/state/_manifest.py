@@ -15,7 +15,7 @@ FORMAT_VERSION = 4
 """The format that is written and read."""
 
 CHECKSUMS = "xxh3-64"
-"""How checksums are computed."""
+"""The algorithm of checksums."""
 
 
 def require_format(name: str, version: Any, writer: str | None) -> None:

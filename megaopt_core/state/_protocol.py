@@ -87,7 +87,7 @@ class NamedState(Protocol):
         """References to the schedulers that set its groups."""
 
     bounds_before_load: list[dict[str, Any]] | None
-    """What the groups said of their schedule before a load, when no scheduler was there."""
+    """The schedule's settings of the groups before a load, when no scheduler was there."""
 
     grad_scaler: Any
     """The loss scaler, which has a state dict; None where nothing scales."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["GRADIENT", "UNREDUCED", "Compared", "compared_params", "held_gradients", "unreduced_gradients"]
 
 GRADIENT = "gradient of parameter"
-"""How a difference between gradients begins."""
+"""The first words of a difference between gradients."""
 
 UNREDUCED = (
     "Gradients look unreduced: every rank has a main_grad of its own. Reduce them over these ranks before the step "

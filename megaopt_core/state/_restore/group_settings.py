@@ -19,7 +19,7 @@ __all__ = ["GroupMerge", "merge_groups"]
 
 _MISSING = object()
 _BOUNDS = ("max_lr", "min_lr", "start_wd", "end_wd", "wd_mult")
-"""What groups say for themselves of their schedule: it follows the rule of the scheduler."""
+"""Settings of a schedule that groups have of their own: they follow the rule of the scheduler."""
 _SCHEDULED = (*_BOUNDS, "lr", "weight_decay")
 _TOLD_BY_OTHERS = ("default_config", "is_decoupled_lr", "is_expert_parallel")
 """What says how other settings came about."""

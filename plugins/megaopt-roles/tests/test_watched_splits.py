@@ -2,7 +2,7 @@
 
 import pytest
 
-# What a model is made of, what its forward takes and does, a batch, and what its parameters are.
+# A model's parts, the arguments and the body of its forward, a batch, and the roles of its parameters.
 MODELS = {
     "experts of which some are taken are matrices": (
         "self.experts, self.o = (nn.Parameter(torch.randn(16, 12, 8)), nn.Linear(8, 5))",

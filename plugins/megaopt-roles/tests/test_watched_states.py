@@ -2,7 +2,7 @@
 
 import pytest
 
-# What a model is made of, what its forward takes and does, a batch, and what its parameters are.
+# A model's parts, the arguments and the body of its forward, a batch, and the roles of its parameters.
 MODELS = {
     "what a model fills in is not given": (
         """

@@ -207,7 +207,7 @@ def far(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
 
 @dataclass
 class Run:
-    """What a run left behind: losses and learning rates of each step, and weights."""
+    """The results of a run: losses and learning rates of each step, and weights."""
 
     losses: list[float]
     rates: list[list[float]]

@@ -1,4 +1,4 @@
-"""What the ranks of a save hold together: every element of all that is saved, or the save is refused."""
+"""The ranks of a save hold every element of all that is saved together, or the save is refused."""
 
 from __future__ import annotations
 

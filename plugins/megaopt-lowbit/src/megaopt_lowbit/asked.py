@@ -1,4 +1,4 @@
-"""Which dtypes a configuration asks for, and whether the optimizers in use can keep them."""
+"""The dtypes that a configuration asks for, and whether the optimizers in use can keep them."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""What the parameters of any model are, seen in its modules and one forward, as a megaopt plugin."""
+"""The roles of the parameters of any model, seen in its modules and one forward, as a megaopt plugin."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a layer or a bare parameter is where no forward was watched: conventions that nearly all models keep."""
+"""The role of a layer or a bare parameter where no forward was watched: conventions that nearly all models keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models of transformers and timm say themselves: their heads, their base model, and batches that they take."""
+"""Models of transformers and timm describe themselves: their heads, their base model, and batches that they take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BASES = ("Model", "Encoder", "Decoder", "Stack", "Backbone")
 
 @frozen
 class Told:
-    """What the classes of libraries say of a model.
+    """The description of a model by the classes of libraries.
 
     Args:
         heads: the weights that a getter returns, by identity, with its name.

@@ -1,4 +1,4 @@
-"""What the type of a module says of its parameters: the modules of libraries, by qualified class name."""
+"""The roles of parameters by the type of their module: the modules of libraries, by qualified class name."""
 
 from __future__ import annotations
 

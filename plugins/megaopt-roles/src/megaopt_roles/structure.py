@@ -1,4 +1,4 @@
-"""Where the modules of a model stand: their names, parents and repeated blocks."""
+"""The places of a model's modules: their names, parents and repeated blocks."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Structure:
 
     @cached_property
     def layers(self) -> dict[str, nn.Module]:
-        """What takes features, in order: layers, recurrent ones, attention, bilinear ones."""
+        """The modules that take features, in order: layers, recurrent ones, attention, bilinear ones."""
         return {name: module for name, module in self.modules.items() if takes_of(module)}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a parameter is, from what a watched forward showed of it."""
+"""The role of a parameter, from all that a watched forward showed of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNSEEN = "which matrices lie inside was not seen"
 
 @frozen
 class _Seen:
-    """What was seen of one parameter, over all objects that share its memory."""
+    """Everything that was seen of one parameter, over all objects that share its memory."""
 
     keys: frozenset[int]
     notes: Notes

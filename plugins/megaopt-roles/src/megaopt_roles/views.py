@@ -1,4 +1,4 @@
-"""Which matrices lie inside a parameter, from the dimensions that products summed over and the parts that were cut."""
+"""The matrices inside a parameter, from the dimensions that products summed over and the parts that were cut."""
 
 from __future__ import annotations
 

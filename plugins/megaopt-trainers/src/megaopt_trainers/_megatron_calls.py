@@ -21,7 +21,7 @@ _TORCH_DIST = "save with --ckpt-format torch_dist, which any number of ranks loa
 
 
 class MegatronCalls(MegatronOptimizer):
-    """What Megatron's loop calls on its own optimizers; mixed into the class of one that is built."""
+    """Methods that Megatron's loop calls on its own optimizers; mixed into the class of one that is built."""
 
     _model: tuple[Sequence[torch.nn.Module], Callable[[int, str], str]]
 

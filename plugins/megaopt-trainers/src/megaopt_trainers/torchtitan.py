@@ -51,7 +51,7 @@ class MegaoptOptimizers(OptimizersContainer):  # type: ignore[misc,unused-ignore
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):  # type: ignore[misc,unused-ignore] # the same
-        """What torchtitan's configuration chooses.
+        """The choice in torchtitan's configuration.
 
         Args:
             optimizer: a registered name; `megaopt optimizers` lists them.

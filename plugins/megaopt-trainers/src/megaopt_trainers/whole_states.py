@@ -17,7 +17,7 @@ type _Box = tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]
 """Offsets, sizes and values of a part of a tensor."""
 
 type _Told = dict[str, tuple[torch.Size, torch.dtype, list[_Box]] | Any]
-"""What one rank has of one parameter's state: boxes of tensors that are cut, everything else as it is."""
+"""One rank's part of one parameter's state: boxes of tensors that are cut, everything else as it is."""
 
 
 def whole_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

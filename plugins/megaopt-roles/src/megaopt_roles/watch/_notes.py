@@ -1,4 +1,4 @@
-"""What a forward showed of its parameters."""
+"""The record of a forward: all that it showed of its parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Contraction", "Notes", "Use"]
 
 
 class Use(StrEnum):
-    """What a parameter met."""
+    """A thing that a parameter met."""
 
     CONTRACTED = "a product sums over it"
     INDEXED = "ids index it"
@@ -33,7 +33,7 @@ class Use(StrEnum):
 
 
 class Contraction(NamedTuple):
-    """Which dimensions of a parameter a product summed over, which became features, and which counted matrices."""
+    """The dimensions of a parameter that a product summed over, that became features, and that counted matrices."""
 
     ins: frozenset[int]
     outs: frozenset[int]
@@ -42,7 +42,7 @@ class Contraction(NamedTuple):
 
 @define(eq=False)
 class Notes:
-    """What a forward showed, by the identity of the parameter.
+    """All that a forward showed, by the identity of the parameter.
 
     Args:
         uses: what each parameter met.

@@ -25,7 +25,7 @@ __all__ = ["Watched", "watch"]
 
 @frozen
 class Watched:
-    """What one forward showed, or why none could be run.
+    """The record of one forward, or why none could be run.
 
     Args:
         notes: what it showed; None: it could not be run.

@@ -1,4 +1,4 @@
-"""What a watched forward knows of a tensor, and how that moves through views and cuts."""
+"""The knowledge that a watched forward has of a tensor, and its way through views and cuts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Met(StrEnum):
-    """How what a product made reached a value.
+    """The way by which a product's result reached a value.
 
     `DIRECT`: as it is. `SCALED`: by a gain. `GATED`: by what others made. `SCORED`: a product compared it with another.
     `JOINED`: a product joined it with others.
@@ -60,7 +60,7 @@ type Axes = tuple[tuple[Atom, ...], ...]
 
 
 class Run(NamedTuple):
-    """What is cut: a run of indices of a dimension of a parameter, or of the features of its product."""
+    """A cut: a run of indices of a dimension of a parameter, or of the features of its product."""
 
     param: int
     dim: int
@@ -71,7 +71,7 @@ class Run(NamedTuple):
 
 @frozen(eq=False)
 class Value:
-    """What is known of a tensor: it is made of parameters alone, or it is an activation, or neither.
+    """The knowledge of a tensor: it is made of parameters alone, or it is an activation, or neither.
 
     Args:
         at: when it was made.
@@ -137,7 +137,7 @@ class Value:
 
 
 NOTHING = Value()
-"""What is known of a constant."""
+"""The knowledge of a constant."""
 
 
 def blank(size: int) -> tuple[Atom, ...]:

@@ -33,6 +33,12 @@ ABORTED_AT_THE_END = "terminate called without an active exception"
 The script has run to its end by then, and its ranks have waited for each other; what it printed is still compared.
 """
 
+RANKS_NEVER_MET = "_create_gloo_process_group"
+"""Where ranks of torchrun stand that gloo has not connected: seen once in some thousand starts, on a busy machine.
+
+No line of the script beyond `init_process_group` or `init_device_mesh` has run by then, so it is started once more.
+"""
+
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -98,7 +104,12 @@ def run_script(command: str, folder: Path) -> str:
         "COLUMNS": "80",
         "NO_COLOR": "1",
     }
-    done = start(arguments, cwd=folder, env=told, timeout=400)
+    try:
+        done = start(arguments, cwd=folder, env=told, timeout=240)
+    except TimeoutError as late:
+        if RANKS_NEVER_MET not in str(late):
+            raise
+        done = start(arguments, cwd=folder, env=told, timeout=240)
     has_ended = done.returncode == 0 or (program == "torchrun" and ABORTED_AT_THE_END in done.stderr)
     assert has_ended, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -17,8 +17,8 @@ pytest.importorskip("megaopt_checkpoint")
 pytest.importorskip("megaopt_muon")
 pytest.importorskip("megaopt_soap")
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-COMMANDS = re.findall(r"^\| (`megaopt .*?) \|", README, re.MULTILINE)
+PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+COMMANDS = re.findall(r"^\| (`megaopt .*?) \|", PAGE, re.MULTILINE)
 NAMES = sorted({command for line in COMMANDS for command in re.findall(r"`megaopt ([\w-]+)", line)})
 
 STAND_INS = {"my_plugin": "cosine", "my_optimizer": "sgd", "my_optimizer_beta=0.5": "sgd_momentum=0.5"}

@@ -111,7 +111,7 @@ def test_plugin_has_the_shape_of_the_others(plugin: Path) -> None:
     assert (plugin / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
-PLACES = ("README.md", "docs/plugins.md")
+PLACES = ("CONTRIBUTING.md", "docs/plugins.md")
 """Pages with a table of all distributions."""
 
 

@@ -188,8 +188,8 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     # What recipes of the bridge are held to stands beside the benchmarks.
     results = Path("benchmarks/results/bridge.json")
     settings = (*map(Path, ("pyproject.toml", "conftest.py", "tests/leftovers.py", "tests/long_runs.py")),)
-    # The front page's lines with tox are held to its environments, and so are those of combinations.
-    front = (Path("README.md"), Path("CONTRIBUTING.md"), Path("tox.ini"))
+    # The front page's lines with tox are held to its environments, and the page of commands to what is installed.
+    front = (*map(Path, ("README.md", "CONTRIBUTING.md", "tox.ini", "docs/command-line.md")),)
     for name in (*settings, *front, results, *readmes):
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)

@@ -1,4 +1,4 @@
-"""Who has read README, CONTRIBUTING and the page of concepts knows every folder of the tree and every distribution."""
+"""CONTRIBUTING and the page of concepts name every folder of the tree and every distribution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[3]
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("megaopt_core/*/__init__.py"))
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-README = (ROOT / "README.md").read_text()
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()
 
 
@@ -80,18 +79,18 @@ def test_the_concepts_list_the_folders_of_the_core_from_the_lowest_layer_up() ->
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_every_distribution_is_told_on_the_front_page_and_in_the_concepts(plugin: str) -> None:
+def test_every_distribution_is_named_in_the_table_of_folders_and_in_the_concepts(plugin: str) -> None:
     """With what it brings."""
     name = _name_of(plugin)
-    assert re.search(rf"`{name}` \([^)]+\)", README)
+    assert re.search(rf"`{name}` \([^)]+\)", CONTRIBUTING)
     assert f"`{name}`" in CONCEPTS
 
 
-def test_every_folder_of_the_repository_is_told_on_the_front_page() -> None:
+def test_contributors_are_told_what_every_folder_of_the_repository_is_for() -> None:
     """In its table of folders, which names no folder that there is not."""
-    listed = [row[0].strip("`") for row in _table(README, "What each folder is for")]
+    listed = [row[0].strip("`") for row in _table(CONTRIBUTING, "What each folder is for")]
     assert [folder for folder in listed if not (ROOT / folder).is_dir()] == []
-    tests = next(row[1] for row in _table(README, "What each folder is for") if row[0] == "`tests/`")
+    tests = next(row[1] for row in _table(CONTRIBUTING, "What each folder is for") if row[0] == "`tests/`")
     there = {
         path.name for path in (ROOT / "tests").iterdir() if any(path.glob("*.py")) or any(path.glob("*/*.py"))
     }

@@ -24,6 +24,7 @@ PATHS = {
     "lightning": ("lightning_module", ("lightning",)),
     "fsdp-trainers": (".", ("megaopt_fsdp", "lightning", "accelerate", "transformers")),
     "resume-elsewhere": ("resume_elsewhere", ("megaopt_layerwise",)),
+    "which-strategy": ("sharding", ("megaopt_layerwise", "megaopt_fsdp")),
 }
 """Page to the folder of its example, and what that needs beside the core, Muon and checkpoints."""
 

@@ -11,7 +11,7 @@ from pages import EXAMPLES, FRONT, PATHS, Page, diff_of, printed_by, require_ali
 LONG = ("fsdp-trainers",)
 """Its three scripts start Lightning, accelerate and the Trainer on two ranks each."""
 
-WITH_DIFF = [page for page in PATHS if page not in ("fsdp-trainers", "resume-elsewhere")]
+WITH_DIFF = [page for page in PATHS if page not in ("fsdp-trainers", "resume-elsewhere", "which-strategy")]
 
 
 @pytest.mark.parametrize("page", WITH_DIFF)

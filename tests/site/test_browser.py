@@ -153,4 +153,10 @@ def test_the_page_of_explain_opens_by_itself(size: dict[str, int], browser: Any,
     visit = Visit(browser, size)
     visit.page.goto(target.as_uri())
     assert visit.page.get_by_text("c_attn").count() > 0
+    broken = """() => [...document.querySelectorAll("td.name")].flatMap(td => [...td.childNodes]).filter(part => {
+        const range = document.createRange();
+        range.selectNodeContents(part);
+        return range.getClientRects().length > 1;
+    }).map(part => part.textContent)"""
+    assert visit.page.evaluate(broken) == []  # names break after dots alone
     visit.require_sound()

@@ -10,7 +10,14 @@ from torch.nn.modules.conv import _ConvNd
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, elementwise, is_conv1d, matrix, output
 from megaopt_roles.libraries import Told
-from megaopt_roles.structure import Structure, is_layer, outputs_of, takes_of
+from megaopt_roles.structure import (
+    Structure,
+    is_depthwise,
+    is_layer,
+    norm_width,
+    outputs_of,
+    takes_of,
+)
 
 __all__ = ["Conventions"]
 
@@ -74,7 +81,9 @@ class Conventions:
         block, outs = self.structure.block_of(name), outputs_of(module)
         rows = [table for table in self.structure.tables if self._has_rows_of(module, table)]
         if block is None and self._has_most_rows(module):
-            return output("as many rows as the largest embedding")
+            found = output("as many rows as the largest embedding")
+            taken = any(outs in takes_of(layer) for layer in self.structure.inside(""))
+            return doubted(found, "and a layer takes as many features") if taken else found
         headed = self._head_part(name)
         small = outs <= _FEW and not _is_factor(name) and isinstance(module, nn.Linear)
         if block is not None and headed is None and (not small or self.told.is_inside(name)):
@@ -116,25 +125,48 @@ class Conventions:
         return doubted(elementwise(why))
 
     def may_be_fused(self, name: str, module: nn.Module) -> bool:
-        """Return whether a layer may hold several matrices: it gives more features than are taken in its block.
+        """Return whether a layer may hold several matrices: no layer near it takes its features, but some take a part.
+
+        Near are first the layers beside it, then those around, up to its block. Of convolutions only the next one
+        counts, since the first one of a stage gives twice as many features as others of its block take. A layer that is
+        alone with norms modulates what they give.
 
         Args:
             name: of the layer.
             module: the layer.
         """
-        outs = outputs_of(module)
         if _FUSED_NAME.search(name):
             return True
-        if isinstance(module, _ConvNd):
+        outs, own = outputs_of(module), takes_of(module)
+        if outs <= _FEW or is_depthwise(module):
             return False
-        scope = self.structure.block_of(name)
-        takes: set[int] = set()
-        for other, layer in self.structure.layers.items():
-            if layer is not module and (scope is None or other.startswith(f"{scope}.")):
-                takes |= takes_of(layer)
-        if not takes or outs in takes | takes_of(module) or outs <= _FEW:
-            return False
-        return any(_FEW < taken < outs for taken in takes) and outs > max(takes_of(module), default=0)
+        convolves, widens = isinstance(module, _ConvNd), outs > max(own, default=0)
+        parent, block = name.rpartition(".")[0], self.structure.block_of(name) or ""
+        taken = set[int]()
+        for scope in self.structure.above(name):
+            others = [layer for layer in self.structure.inside(scope) if layer is not module]
+            taken = set[int]().union(*map(takes_of, others))
+            if outs in taken:
+                return False
+            if convolves:
+                alike = any(outputs_of(layer) == outs for layer in others)
+                others = [] if alike else self.structure.after(scope, module)[:1]
+            elif outs in own or not (widens or scope == parent):
+                others = []
+            parts = {part for layer in others if outputs_of(layer) != outs for part in takes_of(layer)}
+            if any(
+                _is_part(outs, part) for part in parts or (self._norms(scope, module) if not taken else ())
+            ):
+                return True
+            if scope == block:
+                break
+        return widens and not convolves and any(_FEW < part < outs for part in taken)
+
+    def _norms(self, scope: str, module: nn.Module) -> set[int]:
+        """Return the widths of the norms that follow a layer in its module."""
+        children = [child for _, child in self.structure.children(scope)]
+        after = children[children.index(module) :] if module in children else []
+        return {width for child in after if (width := norm_width(child))}
 
     def _head_part(self, name: str) -> str | None:
         """Return the outermost part of a layer's path, down to its block, that has a head's name."""
@@ -195,6 +227,11 @@ class Conventions:
             top = full[0][0]
         children = self.structure.children(top)
         return name == children[-1][0] and any(is_layer(child) for _, child in children[:-1])
+
+
+def _is_part(outs: int, taken: int) -> bool:
+    """Return whether features are two, three, four or six times as many as those that something takes."""
+    return taken > _FEW and outs % taken == 0 and outs // taken in (2, 3, 4, 6)
 
 
 def _is_factor(name: str) -> bool:

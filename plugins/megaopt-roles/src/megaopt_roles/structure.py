@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from megaopt_core.params import named_modules
 from megaopt_core.routing import is_conv1d, is_linear
 
-__all__ = ["Structure", "is_a", "is_layer", "outputs_of", "takes_of"]
+__all__ = ["Structure", "is_a", "is_depthwise", "is_layer", "norm_width", "outputs_of", "takes_of"]
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -87,6 +87,31 @@ def takes_of(module: nn.Module) -> set[int]:
     return {weight.shape[0 if is_conv1d(module) else 1]}
 
 
+def is_depthwise(module: nn.Module) -> bool:
+    """Return whether a convolution filters every channel by itself.
+
+    Args:
+        module: any module.
+    """
+    return isinstance(module, _ConvNd) and module.groups == module.in_channels > 1
+
+
+def norm_width(module: nn.Module) -> int:
+    """Return how many features a norm takes; 0 for everything else.
+
+    Args:
+        module: any module.
+    """
+    if "Norm" not in type(module).__name__:
+        return 0
+    shape: Any = getattr(module, "normalized_shape", None)
+    if isinstance(shape, tuple) and shape:
+        return int(shape[-1])
+    width = getattr(module, "num_features", getattr(module, "num_channels", 0))
+    weight = module._parameters.get("weight")
+    return width if (isinstance(width, int) and width) or weight is None else weight.numel()
+
+
 class Structure:
     """The modules of a model by name.
 
@@ -121,6 +146,33 @@ class Structure:
     def layers(self) -> dict[str, nn.Module]:
         """The modules that take features, in order: layers, recurrent ones, attention, bilinear ones."""
         return {name: module for name, module in self.modules.items() if takes_of(module)}
+
+    @cached_property
+    def _inside(self) -> dict[str, list[nn.Module]]:
+        found: dict[str, list[nn.Module]] = {}
+        for name, module in self.layers.items():
+            for above in self.above(name) if not is_depthwise(module) else ():
+                found.setdefault(above, []).append(module)
+        return found
+
+    def inside(self, scope: str) -> list[nn.Module]:
+        """Return the layers inside a module, in order; depthwise convolutions, which pass features on, are left out.
+
+        Args:
+            scope: name of the module.
+        """
+        return self._inside.get(scope, [])
+
+    def after(self, scope: str, module: nn.Module) -> list[nn.Module]:
+        """Return the layers inside a module that come after one of them.
+
+        Args:
+            scope: name of the module.
+            module: the layer that they follow.
+        """
+        layers = self.inside(scope)
+        at = next(index for index, layer in enumerate(layers) if layer is module)
+        return layers[at + 1 :]
 
     @cached_property
     def blocks(self) -> set[str]:

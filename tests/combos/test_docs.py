@@ -11,6 +11,7 @@ PAGES = {
     "bridge.md": ("megaopt_bridge",),
     "checkpoints.md": ("megaopt_adam", "megaopt_checkpoint"),
     "faq.md": ("megaopt_muon",),
+    "lion.md": ("megaopt_lion", "megaopt_roles"),
     "muon-learning-rate.md": ("megaopt_muon",),
     "routing.md": ("megaopt_adam", "megaopt_checkpoint", "megaopt_roles"),
     "start.md": ("megaopt_muon",),

@@ -6,6 +6,7 @@ import os
 import platform
 import random
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -16,6 +17,7 @@ import torch
 
 __all__ = [
     "RESULTS",
+    "commit",
     "gpt2_parameters",
     "interleave",
     "median_interval",
@@ -177,6 +179,14 @@ def processor() -> str:
     return ", ".join([told.get("model name") or platform.processor() or platform.machine(), *flags])
 
 
+def commit() -> str:
+    """Return the commit that is measured, marked where files differ from it; empty outside of a repository."""
+    asked = ["git", "describe", "--always", "--exclude=*", "--abbrev=8", "--dirty"]
+    return subprocess.run(
+        asked, cwd=RESULTS.parent, capture_output=True, text=True, check=False
+    ).stdout.strip()
+
+
 def write_result(name: str, result: Mapping[str, Any]) -> Path:
     """Write a result with what it was measured on, and return the file.
 
@@ -185,6 +195,7 @@ def write_result(name: str, result: Mapping[str, Any]) -> Path:
         result: what it found.
     """
     environment = {
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         **{name: version(name) for name in ("megaopt-core", "megaopt-adam")},

@@ -1,14 +1,20 @@
-"""A run that goes on with another optimizer: from one of torch's to one of megaopt, which may be of another kind."""
+"""A run that goes on with another optimizer: from one of torch's or Megatron's to one of megaopt, of any kind."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from attrs import frozen
 
 from megaopt_core import MegatronOptimizer
 from megaopt_core.errors import ConfigurationError
+from megaopt_trainers._megatron_midrun import OfMegatron, of_megatron
 
 __all__ = ["TakenOver", "take_over"]
+
+_MAIN_PARAM = "main_param"
+"""The state that holds a parameter's value in float32; a new optimizer has it from the model."""
 
 
 @frozen
@@ -30,17 +36,20 @@ class TakenOver:
 
 
 @torch.no_grad()
-def take_over(optimizer: MegatronOptimizer, old: torch.optim.Optimizer) -> TakenOver:
-    """Go on in mid-run from the state of a torch optimizer of the same parameters.
+def take_over(optimizer: MegatronOptimizer, old: Any) -> TakenOver:
+    """Go on in mid-run from the state of a torch optimizer, or of one of Megatron-core's, of the same parameters.
 
     Everything that both keep for a parameter is copied, by identity of the parameter: AdamW's moments and step counts
     go on in our adam, and in the part of muon that is Adam. Groups all of whose state goes on take over learning rates
-    and other settings, too; groups of which some begins anew, such as Muon's matrices, keep their own.
+    and other settings, too; groups of which some begins anew, such as Muon's matrices, keep their own. From an
+    optimizer of Megatron's, main parameters in float32 go on as well, those of matrices that begin anew too; where its
+    ranks share states out, this is a collective of them, and each holds whole states for as long as it lasts.
 
     Args:
         optimizer: the new one, built from the model.
-        old: the old one, made from the same model as before and loaded with its checkpoint (`old.load_state_dict`, or
-            torch's `set_optimizer_state_dict`). It is not changed.
+        old: the old one, made from the same model as before and loaded with its checkpoint: a `torch.optim.Optimizer`
+            (`old.load_state_dict`, or torch's `set_optimizer_state_dict`), or what Megatron-core's
+            `get_megatron_optimizer` has built (its `load_checkpoint`). It is not changed.
 
     Returns:
         The names whose state goes on, and those whose state begins anew.
@@ -48,6 +57,7 @@ def take_over(optimizer: MegatronOptimizer, old: torch.optim.Optimizer) -> Taken
     Raises:
         ConfigurationError: the two step other parameters; nothing has been changed.
         StateDictError: a state does not fit; nothing has been changed.
+        UnsupportedOperationError: whole tensors of Megatron's optimizer have owners; nothing has been changed.
 
     Example:
         >>> import torch
@@ -61,6 +71,15 @@ def take_over(optimizer: MegatronOptimizer, old: torch.optim.Optimizer) -> Taken
         state of 2 parameters goes on: weight, bias
         state of 0 parameters begins anew: none
     """
+    read = of_megatron(old)
+    told = _load(optimizer, old if read is None else read)
+    if read is not None and read.main_values:
+        values = {name: read.main_values.get(param, param) for param, name in optimizer.names.items()}
+        optimizer.reload_model_params(values)
+    return told
+
+
+def _load(optimizer: MegatronOptimizer, old: torch.optim.Optimizer | OfMegatron) -> TakenOver:
     members = [param for group in old.param_groups for param in group["params"] if param in old.state]
     unknown = sum(param not in optimizer.names for param in members)
     if unknown or not members:
@@ -72,7 +91,11 @@ def take_over(optimizer: MegatronOptimizer, old: torch.optim.Optimizer) -> Taken
     lacking = {
         param
         for param, state in optimizer.state.items()
-        if any(isinstance(state[key], torch.Tensor) for key in state if key not in kept.get(param, ()))
+        if any(
+            isinstance(state[key], torch.Tensor)
+            for key in state
+            if key != _MAIN_PARAM and key not in kept.get(param, ())
+        )
     }
     groups, state, index = [], {}, 0
     for group in old.param_groups:

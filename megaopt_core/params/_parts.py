@@ -12,6 +12,7 @@ from attrs import Factory, evolve, field, frozen
 
 from megaopt_core.errors import RoutingError
 from megaopt_core.parallel._groups import AXES, MESH_DIMS, ProcessGroupCollection, rank_in, size_of
+from megaopt_core.parallel._reduction import new_group
 from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, part_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def logical_part(param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollecti
     if is_dtensor(param):
         # Attributes vanish when parameters become DTensors; where these lie stays.
         if not is_expert and size_of(pgs.ep) > 1:
-            is_expert = _lies_on(param, pgs.ep) or _lies_on(param, pgs.of_axis("expert_dp"))
+            is_expert = _lies_with_experts(param, pgs)
         return _by_placements(param, name, pgs, is_expert)
     return _by_attributes(param, name, pgs, is_expert)
 
@@ -175,12 +176,24 @@ def _order(placement: Placement, mesh_dim: int) -> int:
     return mesh_dim + (1 << 16 if strided else 0)
 
 
-def _lies_on(param: Any, group: dist.ProcessGroup | None) -> bool:
-    """Return whether a dimension of a DTensor's mesh has just the ranks of a group."""
-    if size_of(group) == 1:
-        return False
-    ranks, mesh = dist.get_process_group_ranks(group), param.device_mesh
-    return any(dist.get_process_group_ranks(mesh.get_group(dim)) == ranks for dim in range(mesh.ndim))
+def _lies_with_experts(param: Any, pgs: ProcessGroupCollection) -> bool:
+    """Return whether a DTensor's mesh names expert parallelism, or has ranks that share experts and nothing else."""
+    mesh = param.device_mesh
+    if _meaning(mesh).count("ep"):
+        return True
+    experts, dense = (
+        [dist.get_process_group_ranks(group) for group in map(pgs.of_axis, axes) if group is not None]
+        for axes in (("ep", "expert_dp"), ("dp", "dp_replicate", "tp"))
+    )
+    cuts = [
+        dist.get_process_group_ranks(mesh.get_group(dim)) for dim in range(mesh.ndim) if mesh.size(dim) > 1
+    ]
+    return any(ranks in experts and ranks not in dense for ranks in cuts)
+
+
+def _meaning(mesh: DeviceMesh) -> tuple[str | None, ...]:
+    """Return what the dimensions of a mesh are; None for names that are not known."""
+    return tuple(map(MESH_DIMS.get, mesh.mesh_dim_names or ()))
 
 
 def _axis_of(mesh: Any, mesh_dim: int, pgs: ProcessGroupCollection, is_expert: bool) -> str:
@@ -201,20 +214,50 @@ def groups_of_model(chunks: Iterable[torch.nn.Module]) -> ProcessGroupCollection
     """Return the process groups of a model for which nobody gave any.
 
     Of DTensors the largest mesh tells whose dimensions have names that :meth:`ProcessGroupCollection.from_device_mesh`
-    knows; without one they are those of the default group.
+    knows; without one they are those of the default group. A mesh of the same ranks that alone has (or lacks) a
+    dimension of expert parallelism adds the groups of experts (or of everything else).
 
     Args:
         chunks: the model chunks.
     """
-    meshes = [mesh for mesh in _meshes_of(chunks) if mesh.mesh_dim_names and _is_known(mesh)]
+    meshes = [mesh for mesh in _meshes_of(chunks) if mesh.mesh_dim_names and None not in _meaning(mesh)]
     if not meshes:
         return ProcessGroupCollection.from_default()
-    # Of equal ones that with more dimensions: it says more.
-    return ProcessGroupCollection.from_device_mesh(max(meshes, key=lambda mesh: (mesh.size(), mesh.ndim)))
+    largest = max(meshes, key=_extent)
+    found = ProcessGroupCollection.from_device_mesh(largest)
+    # Trainers that cut experts otherwise than the rest have two meshes over the same ranks.
+    has_experts = "ep" in _meaning(largest)
+    others = [
+        mesh
+        for mesh in meshes
+        if mesh.size() == largest.size() and ("ep" in _meaning(mesh)) is not has_experts
+    ]
+    if not others:
+        return found
+    other = ProcessGroupCollection.from_device_mesh(max(others, key=_extent))
+    return _joined(other, found) if has_experts else _joined(found, other)
 
 
-def _is_known(mesh: DeviceMesh) -> bool:
-    return all(name in MESH_DIMS for name in mesh.mesh_dim_names or ())
+def _extent(mesh: DeviceMesh) -> tuple[int, int]:
+    """Return what meshes are compared by: of equal ones that with more dimensions says more."""
+    return mesh.size(), mesh.ndim
+
+
+def _joined(dense: ProcessGroupCollection, experts: ProcessGroupCollection) -> ProcessGroupCollection:
+    """Return the groups of a model whose experts have a mesh of their own."""
+    expt_tp = experts.expt_tp
+    if expt_tp is None and dense.tp is not None:
+        # None would stand for the group that cuts dense parameters.
+        expt_tp = new_group([dist.get_rank()], dense.tp, "making the group of a rank's whole experts")
+    return evolve(
+        dense,
+        ep=experts.ep,
+        expt_tp=expt_tp,
+        expt_dp=experts.expt_dp,
+        tp_ep_pp=experts.tp_ep_pp,
+        intra_expt_dp=experts.intra_expt_dp,
+        inter_expt_dist_opt=experts.inter_expt_dist_opt,
+    )
 
 
 def _meshes_of(chunks: Iterable[torch.nn.Module]) -> Iterator[DeviceMesh]:

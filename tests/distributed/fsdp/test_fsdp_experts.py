@@ -23,7 +23,7 @@ pytest.importorskip("megaopt_muon")
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from megaopt_core import MatrixView, build_optimizer
 from megaopt_core.errors import StateDictError
@@ -85,35 +85,67 @@ def give(model: Mixture, step: int, boxes: Mapping[str, Box] | None = None) -> N
         param.grad = grad
 
 
+def stepped(kind: str, model: Mixture, mesh: DeviceMesh | None) -> MegatronOptimizer:
+    """Step a cut model and a whole one for five steps, and compare."""
+    name, settings = OPTIMIZERS[kind]
+    settings = {"lr": 0.01, "weight_decay": 0.1, "clip_grad": 1.0} | settings
+    reference = viewed(Mixture())
+    theirs = build_optimizer(reference, name, pg_collection=alone(), **settings)
+    ours = build_optimizer(model, name, pg_collection=mesh, **settings)
+    boxes = {at: entry.box for at, entry in ours.routing.params.items()}
+    for step in range(5):
+        give(reference, step)
+        give(model, step, boxes)
+        with nothing_gathered():
+            norm = ours.step().grad_norm
+        assert norm == pytest.approx(theirs.step().grad_norm, rel=1e-6), kind
+    for at, param in model.named_parameters():
+        torch.testing.assert_close(whole(param), reference.get_parameter(at).detach(), rtol=0, atol=1e-6)
+    return ours
+
+
 def mixtures(rank: int, size: int, kinds: list[str]) -> None:
-    """Step both for five steps, and compare."""
+    """Step models that are cut along either dimension."""
     mesh = mesh_of(dp=2, ep=2)
     for kind in kinds:
-        name, settings = OPTIMIZERS[kind]
-        settings = {"lr": 0.01, "weight_decay": 0.1, "clip_grad": 1.0} | settings
         for dim in (0, 1):
-            reference, model = viewed(Mixture()), cut(mesh, dim)
-            theirs = build_optimizer(reference, name, pg_collection=alone(), **settings)
-            ours = build_optimizer(model, name, pg_collection=mesh, **settings)
-            boxes = {at: entry.box for at, entry in ours.routing.params.items()}
-            for step in range(5):
-                give(reference, step)
-                give(model, step, boxes)
-                with nothing_gathered():
-                    norm = ours.step().grad_norm
-                assert norm == pytest.approx(theirs.step().grad_norm, rel=1e-6), (kind, dim)
-            for at, param in model.named_parameters():
-                torch.testing.assert_close(
-                    whole(param), reference.get_parameter(at).detach(), rtol=0, atol=1e-6
-                )
-            rows = {row.name: row for row in ours.report().params}
+            rows = {row.name: row for row in stepped(kind, cut(mesh, dim), mesh).report().params}
             assert (rows["experts.up"].bytes == 0) == (dim == 0 or kind == "adam"), "whole experts stay"
+
+
+def cut_apart(tp: int, ep: int) -> Mixture:
+    """Cut experts over a mesh of their own, and what is dense over another, as torchtitan does."""
+    model, dense, sparse = Mixture(), mesh_of(fsdp=4 // tp, tp=tp), mesh_of(efsdp=4 // ep, ep=ep)
+    for module, mesh, placement in (
+        (model.experts, sparse["ep"], Shard(0)),
+        (model.dense, dense["tp"], Shard(1)),
+    ):
+        for name, param in list(module.named_parameters()):
+            where = placement if param.ndim > 1 else Replicate()
+            setattr(module, name, nn.Parameter(distribute_tensor(param.detach(), mesh, [where])))
+    fully_shard(model.experts, mesh=sparse["efsdp"])
+    fully_shard(model.dense, mesh=dense["fsdp"])
+    return viewed(model)
+
+
+def apart(rank: int, size: int, kinds: list[str]) -> None:
+    """Step models whose meshes alone say which ranks are which."""
+    for kind in kinds:
+        for tp, ep in ((1, 4), (2, 2), (2, 4)):
+            ours = stepped(kind, cut_apart(tp, ep), None)
+            is_expert = {at: entry.spec.is_expert for at, entry in ours.routing.params.items()}
+            assert is_expert == {at: at.startswith("experts") for at in SHAPES}, (tp, ep)
 
 
 def test_experts_over_both_axes_train_as_in_one_process(launch) -> None:
     """Whole experts on every rank, and experts of which each has a part."""
     kinds = [kind for kind in ("adam", "muon", "soap") if find_spec(f"megaopt_{kind}")]
     launch(mixtures, 4, kinds)
+
+
+def test_experts_may_have_a_mesh_of_their_own(launch) -> None:
+    """Of the ranks of data parallelism, of some of them, and of those of tensor parallelism too."""
+    launch(apart, 4, [kind for kind in ("adam", "muon") if find_spec(f"megaopt_{kind}")])
 
 
 def state_of(optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:

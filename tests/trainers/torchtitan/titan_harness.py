@@ -1,7 +1,7 @@
 """torchtitan's own Trainer, with its own debug models, and data that every run sees alike."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import titan_on_cpu  # noqa: F401 - before torchtitan
@@ -24,7 +24,21 @@ from torchtitan.models import deepseek_v3, llama3
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.trainer import Trainer
 
-__all__ = ["LENGTH", "SEQUENCES", "Run", "adam", "far", "muon", "titans", "trainer", "weights"]
+from megaopt_core import ProcessGroupCollection, build_optimizer
+
+__all__ = [
+    "LENGTH",
+    "SEQUENCES",
+    "Run",
+    "adam",
+    "far",
+    "model",
+    "muon",
+    "muon_alone",
+    "titans",
+    "trainer",
+    "weights",
+]
 
 SEQUENCES, LENGTH, VOCABULARY = 4, 16, 2048
 
@@ -40,8 +54,9 @@ def adam(lr: float = 8e-4, **fields: Any) -> MegaoptOptimizers.Config:
     return MegaoptOptimizers.Config(optimizer="adam", lr=lr, settings=settings, overrides={}, **fields)
 
 
-def muon(lr: float = 8e-4, **settings: Any) -> MegaoptOptimizers.Config:
-    """Return our Muon."""
+def muon(lr: float = 8e-4) -> MegaoptOptimizers.Config:
+    """Return our Muon with settings under which it matters little how runs are cut."""
+    settings = {"muon_fp32_matmul_prec": "highest", "muon_tp_mode": "duplicated"}
     return MegaoptOptimizers.Config(optimizer="muon", lr=lr, settings=settings)
 
 
@@ -95,7 +110,7 @@ class Numbers(BaseDataLoader):
         self.at = state_dict["at"]
 
 
-def _model(name: str, layers: int) -> Any:
+def model(name: str, layers: int) -> Any:
     """Return one of torchtitan's debug models, with torch's own attention: flex attention wants a GPU."""
     if name == "llama3":
         spec = llama3.model_registry("debugmodel")
@@ -109,7 +124,7 @@ def _model(name: str, layers: int) -> Any:
 
 def trainer(
     optimizer: OptimizersContainer.Config,
-    model: str = "llama3",
+    name: str = "llama3",
     *,
     steps: int = 3,
     layers: int = 2,
@@ -122,7 +137,7 @@ def trainer(
 
     Args:
         optimizer: what the configuration chooses.
-        model: `llama3` or `deepseek_v3`.
+        name: of the model, `llama3` or `deepseek_v3`.
         steps: how many are taken.
         layers: how many the model has; of DeepSeek's the first is dense, the others have experts.
         chunked_loss: the loss calls the output layer, and the model leaves it out.
@@ -136,7 +151,7 @@ def trainer(
     config = Trainer.Config(
         loss=ChunkedLossWrapper.Config(loss_fn=loss) if chunked_loss else loss,
         hf_assets_path="",
-        model_spec=_model(model, layers),
+        model_spec=model(name, layers),
         optimizer=optimizer,
         lr_scheduler=LRSchedulersContainer.Config(
             warmup_steps=2, decay_ratio=0.5, min_lr_factor=0.1, total_steps=8
@@ -177,12 +192,17 @@ def _named(made: Trainer) -> Iterator[tuple[str, torch.nn.Parameter]]:
         yield from part.named_parameters()
 
 
+def _start_of(name: str, shape: torch.Size) -> torch.Tensor:
+    """Return first weights, which depend on a parameter's name and nothing else."""
+    chance = torch.Generator().manual_seed(sum(map(ord, name)))
+    return torch.randn(shape, generator=chance) * 0.05 + (len(shape) == 1)
+
+
 @torch.no_grad()
 def _start(made: Trainer) -> None:
-    """Give weights that depend on a parameter's name and nothing else, however it is cut."""
+    """Give every model the same weights, however it is cut."""
     for name, param in _named(made):
-        chance = torch.Generator().manual_seed(sum(map(ord, name)))
-        value = torch.randn(param.shape, generator=chance) * 0.05 + (param.ndim == 1)
+        value = _start_of(name, param.shape)
         if isinstance(param, DTensor):
             mesh = param.device_mesh
             everywhere = distribute_tensor(value, mesh, [Replicate()] * mesh.ndim)
@@ -191,12 +211,13 @@ def _start(made: Trainer) -> None:
             param.copy_(value)
 
 
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
 def weights(made: Trainer) -> dict[str, torch.Tensor]:
     """Return whole weights by name."""
-    return {
-        name: (param.full_tensor() if isinstance(param, DTensor) else param).detach().clone()
-        for name, param in _named(made)
-    }
+    return {name: _whole(param) for name, param in _named(made)}
 
 
 def far(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -207,25 +228,64 @@ def far(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
 
 @dataclass
 class Run:
-    """The results of a run: losses and learning rates of each step, and weights."""
+    """The results of a run: losses and learning rates of each step, and weights; before each step, the gradients."""
 
     losses: list[float]
     rates: list[list[float]]
     weights: dict[str, torch.Tensor]
+    grads: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, made: Trainer) -> "Run":
+    def of(cls, made: Trainer, *, keeps_grads: bool = False) -> "Run":
         """Train, and write down what torchtitan logs.
 
         Args:
             made: the trainer.
+            keeps_grads: write whole gradients down too, as torchtitan has clipped them.
         """
-        losses, rates = [], []
+        losses, rates, grads = [], [], []
 
         def log(step: int, loss: float, *_: Any, extra_metrics: dict[str, float], **__: Any) -> None:
             losses.append(loss)
             rates.append([value for name, value in extra_metrics.items() if name.startswith("lr/")])
 
+        def keep(*_: Any) -> None:
+            found = ((name, param.grad) for name, param in _named(made))
+            grads.append({name: _whole(grad) for name, grad in found if grad is not None})
+
         made.metrics_processor.log = log
+        if keeps_grads:
+            made.optimizers.register_step_pre_hook(keep)
         made.train()
-        return cls(losses, rates, weights(made))
+        return cls(losses, rates, weights(made), grads)
+
+
+def muon_alone(name: str, run: Run, layers: int = 2) -> dict[str, torch.Tensor]:
+    """Return weights that :func:`muon` makes of a bare model, in this process alone, from the gradients of a run.
+
+    Args:
+        name: of the model.
+        run: with its gradients and learning rates.
+        layers: how many the model has.
+    """
+    bare = model(name, layers).model.build()
+    params = dict(bare.named_parameters())
+    with torch.no_grad():
+        for each, param in params.items():
+            param.copy_(_start_of(each, param.shape))
+    chosen = muon()
+    optimizer = build_optimizer(
+        bare,
+        chosen.optimizer,
+        pg_collection=ProcessGroupCollection(),
+        clip_grad=0.0,
+        weight_decay=chosen.weight_decay,
+        **chosen.settings,
+    )
+    for rates, grads in zip(run.rates, run.grads, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rates[0]
+        for each, grad in grads.items():
+            params[each].grad = grad
+        optimizer.step()
+    return {each: param.detach() for each, param in params.items()}

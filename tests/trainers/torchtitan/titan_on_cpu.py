@@ -29,6 +29,18 @@ dist.barrier = lambda *args, **kwargs: _barrier(
     *args, **{key: value for key, value in kwargs.items() if key != "device_ids"}
 )
 
+
+def _exchanged(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any = None) -> None:
+    """Exchange chunks of unequal sizes, which gloo's own `all_to_all` refuses."""
+    sent, came = (torch.cat([chunk.flatten() for chunk in chunks]) for chunks in (inputs, outputs))
+    sizes = ([chunk.numel() for chunk in chunks] for chunks in (outputs, inputs))
+    dist.all_to_all_single(came, sent, *sizes, group=group)
+    for chunk, values in zip(outputs, came.split([chunk.numel() for chunk in outputs]), strict=True):
+        chunk.copy_(values.view_as(chunk))
+
+
+dist.all_to_all = _exchanged
+
 from torchtitan import trainer  # noqa: E402 - after what it looks at when it is imported
 from torchtitan.distributed import fsdp  # noqa: E402
 from torchtitan.distributed import utils as distributed  # noqa: E402

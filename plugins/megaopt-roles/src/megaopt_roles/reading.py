@@ -106,7 +106,7 @@ class _Rules:
             if scales:
                 return elementwise("the gain of a parametrized weight")
         name, module, attribute = owner
-        adapted = self._adapted(name, module)
+        adapted = self._adapted(entry, name, module, notes)
         if adapted is not None and adapted.role is not Role.MATRIX:
             factor = elementwise(f"low-rank factor of a layer that is {adapted.role}")
             return doubted(factor) if adapted.uncertain else factor
@@ -149,7 +149,9 @@ class _Rules:
             return evolve(seen, doubt=Doubt.NONE, reason=f"{seen.reason}; {guess.reason}")
         return seen
 
-    def _adapted(self, name: str, module: nn.Module) -> RoleDecision | None:
+    def _adapted(
+        self, entry: NamedParam, name: str, module: nn.Module, notes: Notes | None
+    ) -> RoleDecision | None:
         """Return what the layer is that a low-rank factor adapts; None for everything else."""
         parent = name
         for _ in range(2):
@@ -161,6 +163,8 @@ class _Rules:
             if base is None or child == "base_layer" or not adapts:
                 continue
             weight = base._parameters.get("weight")
-            entry = None if weight is None else self.by_param.get(id(weight))
-            return embedding("adapted") if entry is None else self.decide(entry, None)
-        return None
+            adapted = None if weight is None else self.by_param.get(id(weight))
+            return embedding("adapted") if adapted is None else self.decide(adapted, None)
+        beside = self.structure.base_of(name, module, entry.param)
+        found = None if beside is None else self.decide(self.by_param[id(beside)], notes)
+        return None if found is None or found.role is Role.MATRIX else found

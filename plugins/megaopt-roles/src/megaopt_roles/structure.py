@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -188,6 +189,29 @@ class Structure:
                 if repeated and not is_layer(child) and not isinstance(child, _TABLES) and _has_params(child):
                     found.add(f"{name}.{key}" if name else key)
         return found
+
+    def base_of(self, name: str, module: nn.Module, factor: nn.Parameter) -> nn.Parameter | None:
+        """Return the weight of which a matrix is a low-rank factor: a module holds it, another factor and no more.
+
+        Args:
+            name: of the module that owns the matrix.
+            module: that module.
+            factor: the matrix.
+        """
+        if is_layer(module) or isinstance(module, _TABLES):
+            name = name.rpartition(".")[0]
+        if not name or isinstance(self.modules[name], _LISTS):
+            return None
+        holders = (self.modules[name], *(child for _, child in self.children(name)))
+        weights = {param for holder in holders for param in holder._parameters.values() if param is not None}
+        matrices = [param for param in weights if param.dim() == 2 and min(param.shape) > 1]
+        base = max(matrices, key=torch.numel, default=factor)
+        if len(matrices) != 3 or base is factor or not any(param is factor for param in matrices):
+            return None
+        one, other = (param.shape for param in matrices if param is not base)
+        ranks = {r for r in {*one} & {*other} if r < min(base.shape)}
+        fits = any(sorted((*one, *other)) == sorted((r, r, *base.shape)) for r in ranks)
+        return base if fits else None
 
     def block_of(self, name: str) -> str | None:
         """Return the innermost repeated block that a module stands in.

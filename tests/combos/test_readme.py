@@ -37,14 +37,20 @@ def test_python_of_the_readme_runs(readme: str, plugin: str, capsys: pytest.Capt
             assert printed.out == shown
 
 
-def test_the_install_lines_work_from_a_clone() -> None:
-    """Every folder is there, and what a distribution needs of ours is in its line or in one before."""
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("page", "prompt"), [("README.md", ""), ("docs/index.md", r"\$ "), ("docs/start.md", r"\$ ")]
+)
+def test_the_install_lines_work_from_a_clone(page: str, prompt: str) -> None:
+    """The first command installs from folders that are there, and brings what each distribution needs of ours."""
+    text = (ROOT / page).read_text()
     installed: set[str] = set()
-    lines = re.findall(r"^pip install (.*)$", text, re.MULTILINE)
-    assert len(lines) >= 2
+    lines = [
+        line for line in re.findall(rf"^{prompt}pip install (.*)$", text, re.MULTILINE) if "tox" not in line
+    ]
+    assert lines
     for line in lines:
         folders = [ROOT / word for word in line.split() if word.startswith(".")]
+        assert folders, f"{page}: {line!r} installs from an index"
         projects = [tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in folders]
         installed |= {project["name"] for project in projects}
         for project in projects:

@@ -189,7 +189,8 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     results = Path("benchmarks/results/bridge.json")
     settings = (*map(Path, ("pyproject.toml", "conftest.py", "tests/leftovers.py", "tests/long_runs.py")),)
     # The front page's lines with tox are held to its environments, and the page of commands to what is installed.
-    front = (*map(Path, ("README.md", "CONTRIBUTING.md", "tox.ini", "docs/command-line.md")),)
+    pages = ("README.md", "CONTRIBUTING.md", "docs/command-line.md", "docs/index.md", "docs/start.md")
+    front = (*map(Path, (*pages, "tox.ini")),)
     for name in (*settings, *front, results, *readmes):
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)

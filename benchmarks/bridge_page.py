@@ -19,7 +19,7 @@ The kit has {checks} checks. {passing} classes pass every one that can be made o
 Why is said below for each. heavyball compiles its arithmetic when it is first used; that was switched off here.
 
 "Cut" is how finely their work may be cut over ranks, by trial ({{doc}}`bridge`). The checks, of which
-{{doc}}`writing-a-plugin` tells more, are numbered:
+{{doc}}`conformance-kit` tells more, are numbered:
 
 {legend}
 

@@ -15,6 +15,8 @@ from installing import install_wheel
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "writing-a-plugin.md"
+DETAILS = [PAGE.with_name(f"{name}.md") for name in ("optimizer-entry", "conformance-kit")]
+"""Pages that go on with the plugin of the first one."""
 DISTRIBUTION = Path(__file__).with_name("megaopt-signum")
 
 
@@ -122,7 +124,8 @@ def test_the_distributions_own_tests_pass(project: Path, installed: dict[str, st
 def test_the_other_examples_of_the_page_run(project: Path, installed: dict[str, str]) -> None:
     """One after the other in one program; the one for a plugin that is not installed, without installing it."""
     named = set(_files_of_the_page().values())
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    text = "\n".join(page.read_text() for page in (PAGE, *DETAILS))
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     others = [block for block in blocks if block not in named]
     draft = [block for block in others if "temporary_plugin" in block]
     code = "\n".join(

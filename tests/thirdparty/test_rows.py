@@ -33,15 +33,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_page_shows_the_files_of_the_distribution() -> None:
-    """What a reader copies is what is tested here, file by file."""
-    blocks = dict(
-        re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    """It includes each of them, so that what a reader copies is what is tested here."""
+    shown = dict(
+        re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\{literalinclude\} (\S+)$", PAGE.read_text(), re.MULTILINE)
     )
     files = [path for path in DISTRIBUTION.rglob("*") if path.suffix in (".py", ".toml")]
-    assert blocks == {
-        path.relative_to(DISTRIBUTION).as_posix(): path.read_text()
-        for path in files
-        if "build" not in path.parts
+    assert {name: (PAGE.parent / path).resolve() for name, path in shown.items()} == {
+        path.relative_to(DISTRIBUTION).as_posix(): path for path in files if "build" not in path.parts
     }
 
 

@@ -139,17 +139,22 @@ def gpt(
 
 
 def hybrid(config: Any, *, seed: int = 5) -> Any:
-    """Return a HybridModel of attention and MLP layers, of Megatron's layers that need no Transformer Engine."""
+    """Return a HybridModel of attention and MLP or expert layers, of Megatron's layers without Transformer Engine."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.hybrid import hybrid_block
     from megatron.core.models.hybrid.hybrid_model import HybridModel
     from megatron.core.ssm.mlp_layer import MLPLayer
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
-    from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+    from megatron.core.transformer.transformer_layer import (
+        MoETransformerLayer,
+        TransformerLayer,
+        TransformerLayerSubmodules,
+    )
 
     torch.manual_seed(seed)
-    layer = get_gpt_layer_local_spec().submodules
+    experts = config.num_moe_experts
+    layer = get_gpt_layer_local_spec(num_experts=experts).submodules
     attention = TransformerLayerSubmodules(
         input_layernorm=layer.input_layernorm,
         self_attention=layer.self_attention,
@@ -161,6 +166,7 @@ def hybrid(config: Any, *, seed: int = 5) -> Any:
     layers = hybrid_block.HybridStackSubmodules(
         attention_layer=ModuleSpec(module=TransformerLayer, submodules=attention),
         mlp_layer=ModuleSpec(module=MLPLayer, submodules=mlp),
+        moe_layer=ModuleSpec(module=MoETransformerLayer, submodules=mlp),
     )
     hybrid_block.TENorm = WrappedTorchNorm
     return HybridModel(
@@ -168,7 +174,7 @@ def hybrid(config: Any, *, seed: int = 5) -> Any:
         ModuleSpec(module=hybrid_block.HybridStack, submodules=layers),
         vocab_size=VOCABULARY,
         max_sequence_length=LENGTH,
-        hybrid_layer_pattern="*-*-",
+        hybrid_layer_pattern="*E*E" if experts else "*-*-",
         position_embedding_type="rope",
     )
 

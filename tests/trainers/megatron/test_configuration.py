@@ -1,6 +1,7 @@
 """Megatron's configuration, keys and names as ours."""
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import megatron_harness as harness
@@ -98,21 +99,31 @@ def test_stages_and_experts_have_names_of_their_own(launch) -> None:
     assert set(first) & set(second) == {name for name in first if "local_experts" not in name}
 
 
-def _of_muon(rank: int, size: int, is_hybrid: bool) -> list[str]:
+def _of_muon(rank: int, size: int, kind: str, settings: dict) -> list[str]:
     harness.start()
     from megaopt_trainers.megatron import get_megatron_optimizer
     from megatron.core.optimizer import OptimizerConfig as Theirs
 
-    config = harness.transformer_config(num_layers=4 if is_hybrid else 2)
-    model = harness.wrapped(config, model=harness.hybrid(config) if is_hybrid else None)
+    config = harness.transformer_config(num_layers=4 if kind == "hybrid" else 2, **settings)
+    model = harness.wrapped(config, model=getattr(harness, kind)(config))
     optimizer = get_megatron_optimizer(Theirs(optimizer="muon", lr=1e-3), [model])
     return [row.name for row in optimizer.report().params if row.optimizer == "muon"]
 
 
-@pytest.mark.parametrize("is_hybrid", [False, True])
-def test_muon_steps_the_matrices_of_each_layer(launch, is_hybrid) -> None:
-    """Nobody marks them, and nothing is in doubt: fused projections, output projections and both layers of an MLP."""
-    (names,) = launch(_of_muon, 1, is_hybrid)
-    assert len(names) == 8
-    kinds = {name.split(".")[-2] for name in names}
-    assert kinds == {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
+DENSE = {"linear_qkv": 2, "linear_proj": 2, "linear_fc1": 2, "linear_fc2": 2}
+ROUTED = DENSE | {"router": 2, "linear_fc1": 8, "linear_fc2": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("gpt", {}, DENSE),
+        ("hybrid", {}, DENSE),
+        ("gpt", harness.MOE, ROUTED),
+        ("hybrid", harness.MOE, ROUTED),
+    ],
+)
+def test_muon_steps_the_matrices_of_each_layer(launch, kind, settings, expected) -> None:
+    """Nobody marks them: fused and output projections, both layers of an MLP and of each expert, and routers."""
+    (names,) = launch(_of_muon, 1, kind, settings)
+    assert Counter(name.split(".")[-2] for name in names) == expected

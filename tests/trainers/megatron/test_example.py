@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import runpy
 from pathlib import Path
 
@@ -23,9 +24,12 @@ def _run(rank: int, size: int, *arguments: str) -> tuple[list[float], str]:
 
 @pytest.mark.parametrize(("size", "arguments"), [(2, ("--layer-wise",)), (4, ("--tp", "2"))])
 def test_it_learns_to_count(launch, size, arguments) -> None:
-    """The loss falls, and the report is printed on the last rank."""
+    """The loss falls, and the report on the last rank has the eight hidden matrices under Muon."""
     losses, printed = launch(_run, size, *arguments)[-1]
     assert losses[-1] < losses[0] - 1
+    assert re.search(r"^muon +(megaopt-muon \S+|layer_wise) +8 +[\d,]+ ", printed, re.MULTILINE)
+    of_muon = re.findall(r"^decoder\.layers\.\*\.\S+\.(\w+)\.weight +2 of \S+ +muon ", printed, re.MULTILINE)
+    assert sorted(of_muon) == ["linear_fc1", "linear_fc2", "linear_proj", "linear_qkv"]
     assert printed.endswith(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} in the end\n")
 
 

@@ -149,34 +149,40 @@ def _layer_wise(rank: int, size: int, parallel: dict, settings: dict) -> list[fl
     return harness.losses_of(chunk, optimizer, STEPS, _scheduler(True, optimizer))
 
 
-def test_layer_wise_muon(launch) -> None:
+@pytest.mark.parametrize(("size", "parallel"), [(2, {}), (4, {"tp": 2})], ids=str)
+def test_layer_wise_muon(launch, size, parallel) -> None:
     """Owners step whole matrices of Megatron's wrapped model; losses are those of every rank stepping all."""
-    settings = ADAM | {"optimizer": "muon", "muon_fp32_matmul_prec": "highest"}
-    whole = launch(_layer_wise, 2, {}, settings)
-    owned = launch(_layer_wise, 2, {}, settings | LAYER_WISE)
+    settings = ADAM | {"optimizer": "muon", "muon_fp32_matmul_prec": "highest", "muon_tp_mode": "duplicated"}
+    whole = launch(_layer_wise, size, parallel, settings)
+    owned = launch(_layer_wise, size, parallel, settings | LAYER_WISE)
     assert owned == [pytest.approx(each, rel=1e-6) for each in whole]
 
 
-def _hybrid(rank: int, size: int, settings: dict, ddp: dict) -> tuple:
-    harness.start()
+def _hybrid(rank: int, size: int, model: dict, settings: dict, ddp: dict, ep: int) -> tuple:
+    harness.start(ep=ep)
     harness.accept_cpu_types()
     found = []
     for is_ours in (False, True):
-        config = harness.transformer_config(num_layers=4)
+        config = harness.transformer_config(num_layers=4, **model)
         chunk = harness.wrapped(config, model=harness.hybrid(config), **ddp)
         optimizer = _build(is_ours, chunk, settings)
         found.append(harness.losses_of(chunk, optimizer, STEPS, _scheduler(is_ours, optimizer)))
     return tuple(found)
 
 
+MUON = {"optimizer": "muon", "muon_fp32_matmul_prec": "highest"}
+
+
 @pytest.mark.parametrize(
-    ("settings", "ddp"),
+    ("model", "settings", "ddp", "ep"),
     [
-        ({"use_distributed_optimizer": True}, {"use_distributed_optimizer": True}),
-        ({"optimizer": "muon", "muon_fp32_matmul_prec": "highest"}, {}),
+        ({}, {"use_distributed_optimizer": True}, {"use_distributed_optimizer": True}, 1),
+        ({}, MUON, {}, 1),
+        (harness.MOE, MUON, {}, 1),
+        (harness.MOE, MUON, {}, 2),
     ],
     ids=str,
 )
-def test_a_hybrid_model(launch, settings, ddp) -> None:
-    """Of attention and MLP layers: Mamba's need CUDA."""
-    _require_equal(launch(_hybrid, 2, ADAM | settings, ddp), 1e-6)
+def test_a_hybrid_model(launch, model, settings, ddp, ep) -> None:
+    """Of attention and MLP or expert layers, routed: Mamba's need CUDA."""
+    _require_equal(launch(_hybrid, 2, model, ADAM | settings, ddp, ep), 1e-6)

@@ -35,10 +35,11 @@ def _names_in(chunk: torch.nn.Module, rank: int, ranks: int) -> dict[str, str]:
     """Return local name to global name of all parameters of a chunk."""
     modules = dict(named_modules(chunk))
     layers, experts = _numbers_of_layers(modules), _numbers_of_experts(modules, rank)
-    names = {}
+    names = _copies_of_embeddings(modules)
+    copies = set(names)
     for entry in named_params(chunk):
         is_cut = ranks > 1 and is_marked_expert(entry.param)
-        for name in (entry.name, *entry.aliases):
+        for name in {entry.name, *entry.aliases} - copies:
             *owners, attribute = name.split(".")
             paths = list(accumulate(owners, "{}.{}".format))
             parts = [
@@ -52,6 +53,20 @@ def _names_in(chunk: torch.nn.Module, rank: int, ranks: int) -> dict[str, str]:
             parts += [attribute, *([f"of_expert_rank_{rank}"] if is_cut and not is_numbered else [])]
             names[name] = ".".join(parts)
     return names
+
+
+def _copies_of_embeddings(modules: dict[str, torch.nn.Module]) -> dict[str, str]:
+    """Return the name of the last stage's copy of a tied embedding table to the name of the table.
+
+    Both begin with the same values and get the same gradient, so that either is what a checkpoint holds.
+    """
+    return {
+        f"{path}.output_layer.weight".lstrip("."): f"{path}.embedding.word_embeddings.weight".lstrip(".")
+        for path, module in modules.items()
+        if getattr(module, "share_embeddings_and_output_weights", False) is True
+        and getattr(module, "post_process", False) is True
+        and getattr(module, "pre_process", True) is False
+    }
 
 
 def _numbers_of_layers(modules: dict[str, torch.nn.Module]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import titan_on_cpu  # noqa: F401 - before torchtitan
 import torch
@@ -131,6 +131,7 @@ def trainer(
     chunked_loss: bool = False,
     folder: str | None = None,
     load_step: int = -1,
+    decay: Literal["linear", "sqrt", "cosine"] = "linear",
     **parallelism: Any,
 ) -> Trainer:
     """Return a trainer whose model has the same weights in every run.
@@ -143,6 +144,7 @@ def trainer(
         chunked_loss: the loss calls the output layer, and the model leaves it out.
         folder: of checkpoints, one every second step; None: none.
         load_step: the checkpoint that is loaded; -1: the last.
+        decay: how learning rates fall after the warm-up.
         **parallelism: fields of `ParallelismConfig`.
     """
     loss: Any = CrossEntropyLoss.Config(global_vocab_size=VOCABULARY)
@@ -154,7 +156,7 @@ def trainer(
         model_spec=model(name, layers),
         optimizer=optimizer,
         lr_scheduler=LRSchedulersContainer.Config(
-            warmup_steps=2, decay_ratio=0.5, min_lr_factor=0.1, total_steps=8
+            warmup_steps=2, decay_ratio=0.5, decay_type=decay, min_lr_factor=0.1, total_steps=8
         ),
         training=TrainingConfig(
             local_batch_size=SEQUENCES // data_parallel,

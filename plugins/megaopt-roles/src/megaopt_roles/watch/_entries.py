@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import torch
 from attrs import evolve
 
 from megaopt_roles.watch._notes import Notes, Use
+from megaopt_roles.watch._op import Op
 from megaopt_roles.watch._products import joined
 from megaopt_roles.watch._values import Axes, Met, Run, Value, blank
 
@@ -29,16 +29,13 @@ _TOKENS = frozenset((
 ))  # fmt: skip
 
 
-def weights_by_entries(notes: Notes, name: str, given: Given, made: torch.Tensor) -> Value:
+def weights_by_entries(op: Op) -> Value:
     """Return what is known of parameters, and perhaps constants, that an operator joins by entries.
 
     Args:
-        notes: what the forward shows.
-        name: of the operator.
-        given: its arguments with what is known of them.
-        made: the result.
+        op: the operator.
     """
-    values = [value for _, value in given]
+    notes, values, name = op.notes, op.values, op.name
     weights = frozenset[int]().union(*(value.weights for value in values))
     if name in _NONLINEAR and any(value.projected for value in values):
         for value in values:
@@ -46,16 +43,17 @@ def weights_by_entries(notes: Notes, name: str, given: Given, made: torch.Tensor
         return joined(notes, values)
     if name == "repeat":
         notes.use(weights, Use.EXPANDED)
-    holders = [value for tensor, value in given if value.weights and tensor.numel() == made.numel()]
-    for tensor, value in given:
-        smaller = tensor.numel() < made.numel() and bool(holders) and value not in holders
+    made = op.result.numel()
+    holders = [value for tensor, value in op.given if value.weights and tensor.numel() == made]
+    for tensor, value in op.given:
+        smaller = tensor.numel() < made and bool(holders) and value not in holders
         scale = value.noisy and name in ("add", "sub") and any(h.weights and not h.noisy for h in holders)
         if value.weights and (smaller or scale):
             gains = value.weights - frozenset[int]().union(*(h.weights for h in holders if h is not value))
             notes.use(gains, Use.ENTRIES)
             weights -= gains
-    fixed = name == "mul" and any(not value.weights and tensor.numel() > 1 for tensor, value in given)
-    axes, also = _axes([pair for pair in given if pair[1].weights & weights], made)
+    fixed = name == "mul" and any(not value.weights and tensor.numel() > 1 for tensor, value in op.given)
+    axes, also = _axes([pair for pair in op.given if pair[1].weights & weights], op.result)
     return Value(
         weights=weights,
         also=also,
@@ -67,34 +65,26 @@ def weights_by_entries(notes: Notes, name: str, given: Given, made: torch.Tensor
     )
 
 
-def by_entries(notes: Notes, name: str, args: Sequence[Any], given: Given, made: torch.Tensor) -> Value:
+def by_entries(op: Op) -> Value:
     """Return what is known of an activation that an operator makes of others by entries, and note what weights meet.
 
     Args:
-        notes: what the forward shows.
-        name: of the operator.
-        args: its arguments.
-        given: its tensors with what is known of them.
-        made: the result.
+        op: the operator.
     """
-    flows = [value for _, value in given if value.is_activation]
+    notes, flows, name = op.notes, op.flows, op.name
     value = joined(notes, flows)
-    axes, also = _axes([pair for pair in given if pair[1].is_activation], made)
+    axes, also = _axes([pair for pair in op.given if pair[1].is_activation], op.result)
     value = evolve(value, normed=_is_normed(name, flows))
-    value, summing = _with_weights(notes, name, given, made, value)
+    value, summing = _with_weights(op, value)
     if name in ("sum", "mean") and flows[0].summing is not None:
-        done = _summed(notes, args, given[0][0].dim(), flows)
+        done = _summed(op, flows[0].summing)
         if done is not None:
             return done
-    if name == "sum" and _dims(args, given[0][0].dim()) == {given[0][0].dim() - 1}:  # an inner product
-        value = evolve(
-            value,
-            makers=frozenset((p, Met.SCORED if met is Met.GATED else met) for p, met in value.makers or ()),
-        )
+    if name == "sum" and _dims(op) == {op.given[0][0].dim() - 1}:  # an inner product
+        value = evolve(value, makers=_met_as(value, {Met.GATED: Met.SCORED}))
     if name in ("_softmax", "_safe_softmax"):
-        _note_choice(notes, args, axes, value)
-        makers = frozenset((p, Met.JOINED if met is Met.SCORED else met) for p, met in value.makers or ())
-        return evolve(value, makers=makers, axes=axes, soft=True)
+        _note_choice(op, axes, value)
+        return evolve(value, makers=_met_as(value, {Met.SCORED: Met.JOINED}), axes=axes, soft=True)
     for flow in flows:
         notes.take(flow)
     _note_rejoined(notes, name, flows)
@@ -105,23 +95,32 @@ def by_entries(notes: Notes, name: str, args: Sequence[Any], given: Given, made:
     if summing is not None:
         notes.use(summing[0], Use.SUMMED)
     if name == "cat":
-        return _laid_beside(value, args, given, made)
-    weights = any(value.weights for _, value in given)
-    one_hot = (
-        (name in ("eq", "one_hot") and not any(flow.makers for flow in flows))
-        or (len(flows) == 1 and flows[0].one_hot and len(given) - weights == 1)
-        or (name in ("scatter", "index_put") and given[0][1].zero and not any(flow.makers for flow in flows))
-    )
+        return _laid_beside(op, value)
+    sums = name in ("sum", "mean")
     return evolve(
         value,
-        axes=None if name in ("cat", "stack", "sum", "mean") else axes,
-        loose=frozenset() if name in ("sum", "mean") else value.loose,
+        axes=None if sums or name == "stack" else axes,
+        loose=frozenset() if sums else value.loose,
         also=also if name in ("add", "sub", "rsub") else (),
         parts=_parts(name, flows),
         summing=summing,
-        one_hot=one_hot,
+        one_hot=_is_one_hot(op, flows),
         soft=len(flows) == 1 and flows[0].soft,
     )
+
+
+def _is_one_hot(op: Op, flows: Sequence[Value]) -> bool:
+    """Return whether a result is a one-hot code: ids that are compared, or set in zeros, or such a code as it was."""
+    weights = any(value.weights for value in op.values)
+    if len(flows) == 1 and flows[0].one_hot and len(op.given) - weights == 1:
+        return True
+    fills = op.name in ("scatter", "index_put") and op.values[0].zero
+    return (fills or op.name in ("eq", "one_hot")) and not any(flow.makers for flow in flows)
+
+
+def _met_as(value: Value, changes: Mapping[Met, Met]) -> frozenset[tuple[int, Met]]:
+    """Return the makers of a value with some ways of meeting them in the place of others."""
+    return frozenset((param, changes.get(met, met)) for param, met in value.makers or ())
 
 
 def _axes(given: Given, made: torch.Tensor) -> tuple[Axes | None, tuple[Axes, ...]]:
@@ -143,85 +142,78 @@ def _is_known(axes: Axes) -> bool:
     return any(atom.param is not None for dim in axes for atom in dim)
 
 
-def _laid_beside(value: Value, args: Sequence[Any], given: Given, made: torch.Tensor) -> Value:
+def _laid_beside(op: Op, value: Value) -> Value:
     """Return what tensors make side by side: their features keep their axes where these are not what is joined."""
-    dim = (args[1] if len(args) > 1 else 0) % made.dim()
+    made = op.result
+    dim = op.arg(1, 0) % made.dim()
     every = [
         (*axes[:dim], blank(made.shape[dim]), *axes[dim + 1 :])
-        for _, own in given
+        for own in op.values
         for axes in own.every_axes
         if len(axes) == made.dim() and not any(atom.param is not None for atom in axes[dim])
     ]
-    return evolve(
-        value,
-        axes=every[0] if every else None,
-        also=tuple(every[1:5]),
-        parts=_parts("cat", [own for _, own in given if own.is_activation]),
-    )
+    axes = every[0] if every else None
+    return evolve(value, axes=axes, also=tuple(every[1:5]), parts=_parts("cat", op.flows))
 
 
-type Summing = tuple[frozenset[int], frozenset[int], frozenset[int]] | None
+type Summing = tuple[frozenset[int], frozenset[int], frozenset[int]]
 
 
-def _with_weights(
-    notes: Notes, name: str, given: Given, made: torch.Tensor, value: Value
-) -> tuple[Value, Summing]:
+def _with_weights(op: Op, value: Value) -> tuple[Value, Summing | None]:
     """Note what weights do to activations, and which of them a sum would contract."""
-    summing: Summing = None
-    for tensor, own in given:
+    summing: Summing | None = None
+    dims = op.result.dim()
+    for tensor, own in op.given:
         if not own.weights:
             continue
-        if name == "mul" and own.axes and tensor.dim() <= made.dim():
-            other = next(t for t, v in given if v.is_activation)
-            xs, ws = ((1,) * (made.dim() - t.dim()) + tuple(t.shape) for t in (other, tensor))
-            outs = [dim for dim in range(made.dim()) if xs[dim] == 1 and ws[dim] > 1]
-            ins = [dim for dim in range(made.dim()) if xs[dim] > 1 and ws[dim] > 1]
+        if op.name == "mul" and own.axes and tensor.dim() <= dims:
+            other = next(t for t, v in op.given if v.is_activation)
+            xs, ws = ((1,) * (dims - t.dim()) + tuple(t.shape) for t in (other, tensor))
+            outs = [dim for dim in range(dims) if xs[dim] == 1 and ws[dim] > 1]
+            ins = [dim for dim in range(dims) if xs[dim] > 1 and ws[dim] > 1]
             if outs and ins:
                 summing = (own.weights, frozenset(ins), value.made_by)
                 continue
-        if name in _TOKENS:
-            notes.become_rows(own)
+        if op.name in _TOKENS:
+            op.notes.become_rows(own)
             makers = (value.makers or frozenset()) | {(param, Met.DIRECT) for param in own.projected}
             value = evolve(value, makers=makers)
             continue
-        notes.use(own.weights, Use.ENTRIES)
-        normed = "norm" in name or (name in ("mul", "div") and value.normed)
+        op.notes.use(own.weights, Use.ENTRIES)
+        normed = "norm" in op.name or (op.name in ("mul", "div") and value.normed)
         if tensor.numel() > 1 and normed:
-            makers = frozenset(
-                (param, Met.SCALED if met is Met.DIRECT else met) for param, met in value.makers or ()
-            )
-            value = evolve(value, makers=makers)
+            value = evolve(value, makers=_met_as(value, {Met.DIRECT: Met.SCALED}))
     return value, summing
 
 
-def _summed(notes: Notes, args: Sequence[Any], dims: int, flows: Sequence[Value]) -> Value | None:
+def _summed(op: Op, summing: Summing) -> Value | None:
     """Return what is known of a sum after a product by entries, where it makes a matrix product of both."""
-    if flows[0].summing is None:
+    weights, ins, before = summing
+    if not _dims(op) & ins:
         return None
-    weights, ins, before = flows[0].summing
-    if not _dims(args, dims) & ins:
-        return None
-    notes.use(weights, Use.CONTRACTED)
-    notes.consumed |= before - weights
+    op.notes.use(weights, Use.CONTRACTED)
+    op.notes.consumed |= before - weights
     makers = frozenset((param, Met.DIRECT) for param in weights)
-    return Value(makers=makers, made=True, sources=tuple(flows))
+    return Value(makers=makers, made=True, sources=tuple(op.flows))
 
 
-def _dims(args: Sequence[Any], dims: int) -> set[int]:
+def _dims(op: Op) -> set[int]:
     """Return the dimensions that a sum runs over."""
-    over = args[1] if len(args) > 1 and args[1] is not None and args[1] != [] else range(dims)
-    return {dim % dims for dim in ([over] if isinstance(over, int) else over)}
+    dims = op.given[0][0].dim()
+    over = op.arg(1, ())
+    return {dim % dims for dim in ([over] if isinstance(over, int) else over or range(dims))}
 
 
-def _note_choice(notes: Notes, args: Sequence[Any], axes: Axes | None, value: Value) -> None:
+def _note_choice(op: Op, axes: Axes | None, value: Value) -> None:
     """Note the weights among whose rows a softmax chooses: those of a product that it does not run over."""
-    direct = {p for p, met in value.makers or () if met is Met.DIRECT and Use.CONTRACTED in notes.uses[p]}
-    if any(met is Met.SCORED for _, met in value.makers or ()):
+    notes, makers = op.notes, value.makers or ()
+    direct = {p for p, met in makers if met is Met.DIRECT and Use.CONTRACTED in notes.uses[p]}
+    if any(met is Met.SCORED for _, met in makers):
         notes.use(direct, Use.SCORING)
     if axes is None:
         notes.use(direct, Use.CHOSEN)
         return
-    dim = args[1] % max(len(axes), 1)
+    dim = op.args[1] % max(len(axes), 1)
     own = {atom.param for atom in axes[dim]} if axes else set()
     rows = {atom.param for at, atoms in enumerate(axes) if at != dim for atom in atoms}
     notes.use(direct & rows - own, Use.CHOSEN)
@@ -261,8 +253,7 @@ def _gated(value: Value, one: Value, other: Value) -> Value:
     """Return a product by entries of two activations: what both make is a gate of the other."""
     if not one.made_by or not other.made_by or one.made_by <= other.made_by or other.made_by <= one.made_by:
         return value
-    gated = frozenset((param, Met.GATED if met is Met.DIRECT else met) for param, met in value.makers or ())
-    return evolve(value, makers=gated)
+    return evolve(value, makers=_met_as(value, {Met.DIRECT: Met.GATED}))
 
 
 def _note_stream(notes: Notes, flows: Sequence[Value]) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
 from attrs import evolve
 
-from megaopt_roles.watch._notes import Notes, Use
+from megaopt_roles.watch._notes import Use
+from megaopt_roles.watch._op import Op
 from megaopt_roles.watch._values import Atom, Axes, Met, Run, Value, blank, merged, reshaped
 
 __all__ = ["CUTS", "MOVES", "moved"]
@@ -24,101 +21,84 @@ MOVES = CUTS | frozenset((
 """Operators that move entries, or scale all of them alike."""
 
 
-def moved(
-    notes: Notes, name: str, args: Sequence[Any], tensor: torch.Tensor, value: Value, made: list[torch.Tensor]
-) -> Value | list[Value]:
+def moved(op: Op) -> Value | list[Value]:
     """Return what is known after a view, a copy or a cut; a list where several tensors are made.
 
     Args:
-        notes: what the forward shows.
-        name: of the operator.
-        args: its arguments.
-        tensor: what is moved.
-        value: what is known of it.
-        made: the results.
+        op: the operator.
     """
-    if value.weights and name == "expand" and made[0].numel() > tensor.numel():
-        notes.use(value.weights, Use.EXPANDED)
+    (tensor, value), *_ = op.given
+    if value.weights and op.name == "expand" and op.result.numel() > tensor.numel():
+        op.notes.use(value.weights, Use.EXPANDED)
         if value.projected:
-            notes.become_rows(value)
+            op.notes.become_rows(value)
             makers = frozenset((param, Met.DIRECT) for param in value.projected)
             return Value(makers=makers, made=True, sources=(value,))
     every = [axes for axes in value.every_axes if len(axes) == tensor.dim()]
     kept = evolve(value, axes=None, also=(), sources=(value,), summing=None, product=False)
-    if name not in CUTS:
-        first, *also = [_moved(axes, name, args, tensor, made[0]) for axes in every] or [None]
+    if op.name not in CUTS:
+        first, *also = [_moved(op, axes) for axes in every] or [None]
         return evolve(kept, axes=first, also=tuple(filter(None, also)))
-    values = [kept] * len(made)
+    values = [kept] * len(op.made)
     for axes in every:
-        for index, (new, parts) in enumerate(_cut(notes, name, args, tensor, value, axes, made)):
+        for index, (new, parts) in enumerate(_cut(op, axes)):
             before = values[index]
+            cut = parts if value.is_activation and op.name != "glu" else frozenset()
             values[index] = evolve(
                 before,
                 axes=new if before.axes is None else before.axes,
                 also=(*before.also, *(() if before.axes is None or new is None else (new,))),
-                parts=before.parts | parts if value.is_activation and name != "glu" else frozenset(),
-                loose=before.loose | parts if value.is_activation and name != "glu" else frozenset(),
+                parts=before.parts | cut,
+                loose=before.loose | cut,
             )
-    return values if len(made) > 1 else values[0]
+    return values if len(op.made) > 1 else values[0]
 
 
-def _moved(
-    axes: Axes, name: str, args: Sequence[Any], tensor: torch.Tensor, made: torch.Tensor
-) -> Axes | None:
+def _moved(op: Op, axes: Axes) -> Axes | None:
     """Return the axes after a view or a copy."""
-    if name == "t":
+    dims, shape = len(axes), op.result.shape
+    if op.name == "t":
         return axes[::-1]
-    if name == "transpose":
-        order = list(range(tensor.dim()))
-        one, other = args[1] % tensor.dim(), args[2] % tensor.dim()
-        order[one], order[other] = other, one
+    if op.name in ("transpose", "permute"):
+        order = list(range(dims))
+        if op.name == "permute":
+            order = [dim % dims for dim in op.args[1]]
+        else:
+            one, other = op.args[1] % dims, op.args[2] % dims
+            order[one], order[other] = other, one
         return tuple(axes[dim] for dim in order)
-    if name == "permute":
-        return tuple(axes[dim % tensor.dim()] for dim in args[1])
-    if name == "expand":
-        lead = made.dim() - tensor.dim()
-        new = [blank(size) for size in made.shape]
-        for dim, atoms in enumerate(axes):
-            if tensor.shape[dim] == made.shape[lead + dim]:
-                new[lead + dim] = atoms
-        return tuple(new)
-    return axes if tensor.shape == made.shape else reshaped(axes, made.shape)
+    before = op.given[0][0].shape
+    if op.name == "expand":
+        lead = len(shape) - dims
+        kept = [atoms if before[dim] == shape[lead + dim] else None for dim, atoms in enumerate(axes)]
+        found = [*[None] * lead, *kept]
+        return tuple(blank(n) if own is None else own for n, own in zip(shape, found, strict=True))
+    return axes if before == shape else reshaped(axes, shape)
 
 
-def _pieces(
-    name: str, args: Sequence[Any], tensor: torch.Tensor, made: list[torch.Tensor]
-) -> tuple[int, list[tuple[int, int]], int]:
+def _pieces(op: Op) -> tuple[int, list[tuple[int, int]], int]:
     """Return along which dimension a tensor is cut, where each piece begins with its length, and the step of it."""
+    tensor, name = op.given[0][0], op.name
     at = {"select": 1, "slice": 1, "unbind": 1, "glu": 1}.get(name, 2)
-    default = -1 if name == "glu" else 0
-    dim = (args[at] if len(args) > at else default) % tensor.dim()
+    dim = op.arg(at, -1 if name == "glu" else 0) % tensor.dim()
     size = tensor.shape[dim]
     if name == "glu":
         return dim, [(0, size // 2), (size // 2, size // 2)], 1
     if name in ("select", "slice"):
-        begin = args[2] if len(args) > 2 and args[2] is not None else 0
+        begin = op.arg(2, 0)
         begin = min(max(begin + size if begin < 0 else begin, 0), size)
-        step = args[4] if name == "slice" and len(args) > 4 else 1
-        return dim, [(begin, 1 if name == "select" else made[0].shape[dim])], step
-    lengths = [1 if name == "unbind" else part.shape[dim] for part in made]
+        return dim, [(begin, 1 if name == "select" else op.result.shape[dim])], op.arg(4, 1)
+    lengths = [1 if name == "unbind" else part.shape[dim] for part in op.made]
     return dim, [(sum(lengths[:index]), length) for index, length in enumerate(lengths)], 1
 
 
-def _cut(
-    notes: Notes,
-    name: str,
-    args: Sequence[Any],
-    tensor: torch.Tensor,
-    value: Value,
-    axes: Axes,
-    made: list[torch.Tensor],
-) -> list[tuple[Axes | None, frozenset[tuple[Run, int]]]]:
+def _cut(op: Op, axes: Axes) -> list[tuple[Axes | None, frozenset[tuple[Run, int]]]]:
     """Note what a cut takes apart; return the axes of every piece, and which part it is."""
-    dim, pieces, step = _pieces(name, args, tensor, made)
+    notes, (tensor, value) = op.notes, op.given[0]
+    dim, pieces, step = _pieces(op)
     size, atom = tensor.shape[dim], merged(axes[dim])
     outer: tuple[Atom, ...] = ()
     inner: tuple[Atom, ...] = ()
-    unit = 1
     if step > 1:  # every second index, or third: one of each group is taken
         if size % step or pieces[0][0] >= step or atom is None or pieces[0][1] * step != size:
             return [(None, frozenset())]
@@ -126,12 +106,11 @@ def _cut(
         pieces, atom, size = [(pieces[0][0], 1)], atom._replace(size=step), step
     elif atom is None and axes[dim]:  # the outermost of several runs may be what is cut
         unit = size // axes[dim][0].size
-        if any(begin % unit or length % unit for begin, length in pieces):
-            unit = 1
-        else:
+        if not any(begin % unit or length % unit for begin, length in pieces):
             atom, inner, size = axes[dim][0], axes[dim][1:], size // unit
+            pieces = [(begin // unit, length // unit) for begin, length in pieces]
     found: list[tuple[Axes | None, frozenset[tuple[Run, int]]]] = []
-    for begin, length in ((begin // unit, length // unit) for begin, length in pieces):
+    for begin, length in pieces:
         parts, own = frozenset[tuple[Run, int]](), blank(length)
         if length == size:
             own = axes[dim] if not outer else (*outer, *own)
@@ -145,6 +124,6 @@ def _cut(
             first = atom.first + begin * atom.stride
             own = (atom._replace(size=length, first=first),) if length > 1 else ()
             own = (*outer, *own, *inner)
-        dropped = name in ("select", "unbind")
-        found.append(((*axes[:dim], *(() if dropped else (own,)), *axes[dim + 1 :]), parts))
-    return found[:1] if name == "glu" else found
+        kept = () if op.name in ("select", "unbind") else (own,)
+        found.append(((*axes[:dim], *kept, *axes[dim + 1 :]), parts))
+    return found[:1] if op.name == "glu" else found

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any
 
-import torch
 from attrs import evolve
 
 from megaopt_roles.watch._notes import Contraction, Notes, Use
+from megaopt_roles.watch._op import Op
 from megaopt_roles.watch._values import NOTHING, WEIGHED, Atom, Axes, Met, Run, Value, blank, weighed
 
 __all__ = ["FACTORS", "LOOKUPS", "joined", "lookup", "product"]
@@ -28,68 +27,53 @@ LOOKUPS = frozenset(
 )
 
 
-def product(
-    notes: Notes,
-    name: str,
-    args: Sequence[Any],
-    pairs: Sequence[tuple[torch.Tensor, Value]],
-    made: torch.Tensor,
-) -> Value:
-    """Return what is known of a product.
+def product(op: Op) -> Value:
+    """Return what is known of a product of the tensors that an operator is given.
 
     Args:
-        notes: what the forward shows.
-        name: of the operator.
-        args: its arguments.
-        pairs: its factors with what is known of them.
-        made: the result.
+        op: the operator, with its factors alone.
     """
-    values = [value for _, value in pairs]
-    weights = [value for value in values if value.weights]
-    others = [value for value in values if not value.weights]
+    notes = op.notes
+    weights = [value for value in op.values if value.weights]
+    others = [value for value in op.values if not value.weights]
     if weights and any(value.one_hot for value in others):
         for value in weights:
             notes.use(value.weights, Use.INDEXED)
         return Value(makers=frozenset(), made=True)
     if not weights:
-        return _of_activations(notes, pairs, made)
+        return _of_activations(op)
     if not others:
-        own = [value for value in values if value.weights <= notes.layers]
-        if len(own) != 1 or len(values) != 2:
-            return _of_weights(notes, name, pairs)
+        own = [value for value in op.values if value.weights <= notes.layers]
+        if len(own) != 1 or len(op.given) != 2:
+            return _of_weights(op)
         weights, others = own, [evolve(NOTHING, makers=frozenset(), inner=True)]
-        pairs = [(factor, value if value is own[0] else others[0]) for factor, value in pairs]
-        notes.use(next(value for value in values if value is not own[0]).weights, Use.ROWS)
+        notes.use(next(value for value in op.values if value is not own[0]).weights, Use.ROWS)
+        op = evolve(op, given=[(f, value if value is own[0] else others[0]) for f, value in op.given])
     params = frozenset[int]().union(*(value.weights for value in weights))
-    is_convolution = "conv" in name
+    is_convolution = "conv" in op.name
     fixed = not any(value.is_activation or value.zero for value in others)
     if not is_convolution and fixed and not params <= notes.layers:
         notes.use(params, Use.MIXED)  # a lookup, a rotation
         return Value(weights=params, made=True)
+    if is_convolution and op.args[8] > 1 and op.args[8] == op.args[0].shape[1] and others[0] is op.values[0]:
+        return _depthwise(op, params)
     chosen = len(weights) == 1 and any(
         value.soft and any(met in (Met.JOINED, Met.SCORED) for _, met in value.makers or ())
         for value in others
     )
-    if is_convolution and args[8] > 1 and args[8] == args[0].shape[1] and not pairs[0][1].weights:
-        notes.use(params, Use.DEPTHWISE)
-        given = pairs[0][1]
-        kept = given.axes is not None and made.shape[1] == args[0].shape[1]
-        axes = (given.axes[0], given.axes[1], *map(blank, made.shape[2:])) if kept and given.axes else None
-        return evolve(joined(notes, [given]), axes=axes)
     notes.use(params, Use.ATTENDED if chosen else Use.CONTRACTED)
     for value in others:
         notes.consume(value, by=params)
         _note_columns(notes, params, value)
     every = [
-        _contracted(notes, name, index == 0, factor, value, axes, args, made)
-        for index, (factor, value) in enumerate(pairs)
+        _contracted(op, index, axes)
+        for index, (factor, value) in enumerate(op.given)
         for axes in (value.every_axes if value.weights else ())
         if len(axes) == factor.dim()
     ]
-    makers = frozenset((param, Met.DIRECT) for param in params)
     known = [axes for axes in every if axes is not None]
     return Value(
-        makers=makers,
+        makers=frozenset((param, Met.DIRECT) for param in params),
         inner=all(value.inner or not value.is_activation for value in others),
         axes=known[0] if known else None,
         also=tuple(known[1:]),
@@ -99,15 +83,24 @@ def product(
     )
 
 
-def _of_activations(notes: Notes, pairs: Sequence[tuple[torch.Tensor, Value]], made: torch.Tensor) -> Value:
+def _depthwise(op: Op, params: frozenset[int]) -> Value:
+    """Return what is known after a filter of every channel by itself: the channels are those that were given."""
+    op.notes.use(params, Use.DEPTHWISE)
+    given, shape = op.values[0], op.result.shape
+    kept = given.axes is not None and shape[1] == op.args[0].shape[1]
+    axes = (*given.axes[:2], *map(blank, shape[2:])) if kept and given.axes else None
+    return evolve(joined(op.notes, [given]), axes=axes)
+
+
+def _of_activations(op: Op) -> Value:
     """Return what is known of a product of activations: of attention, or with a weight that layers made."""
-    values = [value for _, value in pairs]
-    _note_heads(notes, pairs)
+    values = op.values
+    _note_heads(op.notes, values)
     if sum(value.inner for value in values) != 1 and not any(map(_is_weight, values)):
-        axes = weighed(made.shape) if any(value.soft for value in values) else None
-        return evolve(joined(notes, values, in_product=True), axes=axes)
+        axes = weighed(op.result.shape) if any(value.soft for value in values) else None
+        return evolve(joined(op.notes, values, in_product=True), axes=axes)
     for value in values:
-        notes.consume(value)
+        op.notes.consume(value)
     return Value(makers=frozenset(), made=True, product=True, sources=tuple(values))
 
 
@@ -119,15 +112,15 @@ def _is_weight(value: Value) -> bool:
     return bool(one & other)
 
 
-def _of_weights(notes: Notes, name: str, pairs: Sequence[tuple[torch.Tensor, Value]]) -> Value:
+def _of_weights(op: Op) -> Value:
     """Return what is known of a product of parameters alone: its rows are those of the left one."""
-    left, right = pairs[0][1], pairs[-1][1]
+    left, right = op.values[0], op.values[-1]
     axes = None
-    if len(pairs) == 2 and left.axes and right.axes:
-        ins, outs = (-1, 0) if name == "linear" else (0, -1)
+    if len(op.given) == 2 and left.axes and right.axes:
+        ins, outs = (-1, 0) if op.name == "linear" else (0, -1)
         axes = (*left.axes[:-1], right.axes[outs])
-        _note(notes.inner, left.weights, left.axes[-1], left.axes[0])
-        _note(notes.inner, right.weights, right.axes[ins], right.axes[outs])
+        _note(op.notes.inner, left.weights, left.axes[-1], left.axes[0])
+        _note(op.notes.inner, right.weights, right.axes[ins], right.axes[outs])
     return Value(weights=left.weights | right.weights, rows=left.rows, axes=axes, made=True)
 
 
@@ -139,37 +132,29 @@ def _note(notes: defaultdict[int, set[Contraction]], params: Iterable[int], *som
             notes[param].add(Contraction(*dims, *[frozenset[int]()] * (3 - len(dims))))
 
 
-def _contracted(
-    notes: Notes,
-    name: str,
-    first: bool,
-    factor: torch.Tensor,
-    value: Value,
-    own: Axes,
-    args: Sequence[Any],
-    made: torch.Tensor,
-) -> Axes | None:
-    """Note which dimensions of a parameter a product sums over; return the axes of the result."""
+def _contracted(op: Op, index: int, own: Axes) -> Axes | None:
+    """Note which dimensions of a factor's parameter a product sums over; return the axes of the result."""
     axes: list[tuple[Atom, ...]] | None
     batch: tuple[Atom, ...] = ()
-    if "conv" in name:
+    made, (factor, value) = op.result, op.given[index]
+    if "conv" in op.name:
         kernel = sum(own[2:], ())
-        transposed = bool(args[6])
+        transposed = bool(op.args[6])
         ins, outs = (own[0], own[1] + kernel) if transposed else (own[1] + kernel, own[0])
         features = own[1 if transposed else 0]
-        axes = [blank(made.shape[0]), features, *map(blank, made.shape[2:])] if args[8] == 1 else None
+        axes = [blank(made.shape[0]), features, *map(blank, made.shape[2:])] if op.args[8] == 1 else None
     elif factor.dim() == 1:
         ins, outs, axes = own[0], (), None
     else:
-        by_row = name == "linear" or first
+        by_row = op.name == "linear" or index == 0
         ins, outs, batch = own[-1 if by_row else -2], own[-2 if by_row else -1], sum(own[:-2], ())
-        at = -2 if first and name != "linear" else -1
+        at = -2 if index == 0 and op.name != "linear" else -1
         axes = [blank(size) for size in made.shape]
         if len(axes) >= 2 and prod(atom.size for atom in outs) == made.shape[at]:
             axes[at] = outs
             if len(own) == 3 and len(axes) == 3:
                 axes[0] = own[0] or axes[0]
-    _note(notes.products, value.weights, ins, outs, batch)
+    _note(op.notes.products, value.weights, ins, outs, batch)
     return None if axes is None else tuple(axes)
 
 
@@ -181,9 +166,9 @@ def _note_columns(notes: Notes, params: Iterable[int], value: Value) -> None:
             notes.columns[param].add(heads[1].size)
 
 
-def _note_heads(notes: Notes, pairs: Sequence[tuple[torch.Tensor, Value]]) -> None:
+def _note_heads(notes: Notes, values: Sequence[Value]) -> None:
     """Note the heads that factors of attention were shaped into: a run of features, beside others of the product."""
-    for _, value in pairs:
+    for value in values:
         for dim in value.axes or ():
             for atom in dim if len(dim) == 1 else ():
                 if atom.param is None or atom.stride != 1 or len(value.axes or ()) < 3:
@@ -192,35 +177,27 @@ def _note_heads(notes: Notes, pairs: Sequence[tuple[torch.Tensor, Value]]) -> No
                 notes.heads[atom.param].add((parts, atom.size))
 
 
-def lookup(
-    notes: Notes, given: Sequence[tuple[torch.Tensor, Value]], made: torch.Tensor, args: Sequence[Any]
-) -> Value:
+def lookup(op: Op) -> Value:
     """Return what is known of rows that were looked up.
 
     Args:
-        notes: what the forward shows.
-        given: the table and what indexes it, with what is known of them.
-        made: the result.
-        args: the arguments.
+        op: the operator: it is given a table, and then what indexes it.
     """
-    (table, value), *keys = given
+    (table, value), *keys = op.given
     if value.weights and table.dim() == 2:
         if any(key.is_activation for _, key in keys):
-            notes.use(value.rows or value.weights, Use.INDEXED)
+            op.notes.use(value.rows or value.weights, Use.INDEXED)
             return Value(makers=frozenset((param, Met.DIRECT) for param in value.projected), made=True)
-        notes.use(value.rows, Use.PICKED)
-    if value.is_activation and isinstance(args[1], list | tuple):  # which features it takes is not known here
-        for atoms in (
-            atoms for atoms, key in zip(value.axes or (), args[1], strict=False) if key is not None
-        ):
-            notes.obscured |= {atom.param for atom in atoms if atom.param is not None}
-    lead, axes = made.dim() - table.dim() + 1, None
-    if value.axes is not None and len(value.axes) == table.dim() and made.shape[lead:] == table.shape[1:]:
-        axes = (*map(blank, made.shape[:lead]), *value.axes[1:])  # rows, or one matrix of a stack for each
-    sources = (value, *(key for _, key in keys))
-    return evolve(
-        value, axes=axes, sources=sources, parts=frozenset(), zero=False, one_hot=False, summing=None
-    )
+        op.notes.use(value.rows, Use.PICKED)
+    shape, axes, index = op.result.shape, None, op.arg(1, None)
+    if value.is_activation and isinstance(index, list | tuple):  # which features it takes is not known here
+        taken = [atoms for atoms, key in zip(value.axes or (), index, strict=False) if key is not None]
+        op.notes.obscured |= {atom.param for atoms in taken for atom in atoms if atom.param is not None}
+    lead = len(shape) - table.dim() + 1
+    if value.axes is not None and len(value.axes) == table.dim() and shape[lead:] == table.shape[1:]:
+        axes = (*map(blank, shape[:lead]), *value.axes[1:])  # rows, or one matrix of a stack for each
+    kept = evolve(value, axes=axes, sources=tuple(op.values), parts=frozenset())
+    return evolve(kept, zero=False, one_hot=False, summing=None)
 
 
 def joined(notes: Notes, values: Sequence[Value], *, in_product: bool = False) -> Value:

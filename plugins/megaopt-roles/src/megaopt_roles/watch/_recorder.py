@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from megaopt_roles.watch._entries import by_entries, weights_by_entries
 from megaopt_roles.watch._moves import MOVES, moved
 from megaopt_roles.watch._notes import Notes, Use
+from megaopt_roles.watch._op import Op
 from megaopt_roles.watch._products import FACTORS, LOOKUPS, joined, lookup, product
 from megaopt_roles.watch._values import NOTHING, Atom, Value, weighed
 
@@ -131,7 +132,7 @@ class Recorder(TorchDispatchMode):
             if func.namespace not in ("aten", "prims"):
                 for value in values:
                     self.notes.use(value.weights, Use.UNKNOWN)
-            found = self._step(plain, args, given, values, made)
+            found = self._step(Op(self.notes, plain, args, list(zip(given, values, strict=True)), made))
         arguments = zip(args, func._schema.arguments, strict=False)
         written = {id(a) for a, said in arguments if said.alias_info is not None and said.alias_info.is_write}
         root = values[0].root if plain in _SAME_MEMORY and values and not written else None
@@ -155,36 +156,27 @@ class Recorder(TorchDispatchMode):
             kwargs["device"] = torch.device("meta")
         return tree_map_only(torch.Tensor, lambda t: back.get(id(t), t), func(*args, **kwargs))
 
-    def _step(
-        self,
-        name: str,
-        args: Sequence[Any],
-        given: Sequence[torch.Tensor],
-        values: Sequence[Value],
-        made: list[torch.Tensor],
-    ) -> Value | list[Value]:
+    def _step(self, op: Op) -> Value | list[Value]:
         """Return what is known of the results of an operator."""
-        notes, pairs = self.notes, list(zip(given, values, strict=True))
-        if name in FACTORS and max(FACTORS[name]) < len(args):
-            factors = [args[at] for at in FACTORS[name]]
-            for tensor, value in pairs:
+        notes, name, values = self.notes, op.name, op.values
+        if name in FACTORS and max(FACTORS[name]) < len(op.args):
+            factors = [op.args[at] for at in FACTORS[name]]
+            for tensor, value in op.given:
                 if not any(tensor is factor for factor in factors):
                     notes.use(value.weights, Use.ENTRIES)
-            return product(notes, name, args, [(factor, self.of(factor)) for factor in factors], made[0])
+            return product(evolve(op, given=[(factor, self.of(factor)) for factor in factors]))
         if "attention" in name and not all(value.weights for value in values):
             for value in values[:3]:
                 if value.weights:
                     notes.become_rows(value)
-            factors = [pair for pair in pairs[:3] if not pair[1].weights]
-            product(notes, "bmm", args, factors, made[0])
-            return evolve(joined(notes, values, in_product=True), axes=weighed(made[0].shape))
+            factors = [pair for pair in op.given[:3] if not pair[1].weights]
+            product(evolve(op, name="bmm", given=factors))
+            return evolve(joined(notes, values, in_product=True), axes=weighed(op.result.shape))
         if name in LOOKUPS:
-            return lookup(notes, pairs, made[0], args)
+            return lookup(op)
         if name in MOVES and (values[0].weights or values[0].is_activation):
-            return moved(notes, name, args, given[0], values[0], made)
-        if not any(value.is_activation for value in values):
-            return weights_by_entries(notes, name, pairs, made[0])
-        return by_entries(notes, name, args, pairs, made[0])
+            return moved(op)
+        return by_entries(op) if op.flows else weights_by_entries(op)
 
 
 def _memory(tensor: torch.Tensor) -> int:

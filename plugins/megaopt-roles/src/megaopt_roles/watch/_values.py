@@ -9,18 +9,8 @@ from typing import NamedTuple
 from attrs import field, frozen
 
 __all__ = [
-    "NOTHING",
-    "WEIGHED",
-    "Atom",
-    "Axes",
-    "Met",
-    "Run",
-    "Value",
-    "blank",
-    "merged",
-    "reshaped",
-    "weighed",
-]
+    "NOTHING", "WEIGHED", "Atom", "Axes", "Met", "Run", "Value", "blank", "merged", "reshaped", "weighed",
+]  # fmt: skip
 
 
 class Met(StrEnum):

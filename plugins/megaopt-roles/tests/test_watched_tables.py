@@ -31,6 +31,36 @@ MODELS = {
         "x(2, 5, 6)",
         {"elementwise": "q", "matrix": "i.weight", "output": "o.weight"},
     ),
+    "a bank of biases that queries mix is a table": (
+        """
+        self.i, self.o = (nn.Linear(6, 8), nn.Linear(8, 3))
+        self.q, self.k, self.r = (nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+        self.bank = nn.Parameter(torch.zeros(4, 9))
+        """,
+        "x",
+        """
+        x = self.i(x)
+        bias = (self.r(x) @ self.bank).gather(-1, torch.zeros(2, 5, 5, dtype=torch.long))
+        return self.o(x + ((self.q(x) @ self.k(x).mT) + bias).softmax(-1) @ x)
+        """,
+        "x(2, 5, 6)",
+        {"elementwise": "bank", "matrix": "i.weight {q,k,r}.weight", "output": "o.weight"},
+    ),
+    "such a bank where a norm with gains follows queries and keys": (
+        """
+        self.i, self.o = (nn.Linear(6, 8), nn.Linear(8, 3))
+        self.q, self.k, self.r = (nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+        self.qn, self.kn, self.bank = nn.RMSNorm(8), nn.RMSNorm(8), nn.Parameter(torch.zeros(4, 9))
+        """,
+        "x",
+        """
+        x = self.i(x)
+        bias = (self.r(x) @ self.bank).gather(-1, torch.zeros(2, 5, 5, dtype=torch.long))
+        return self.o(x + F.scaled_dot_product_attention(self.qn(self.q(x)), self.kn(self.k(x)), x, attn_mask=bias))
+        """,
+        "x(2, 5, 6)",
+        {"elementwise": "bank", "matrix": "i.weight {q,k,r}.weight", "output": "o.weight"},
+    ),
     "a layer that takes codes alone is a table": (
         "self.e, self.a, self.h = (nn.Linear(9, 8), nn.Linear(8, 8), nn.Linear(8, 9))",
         "ids",

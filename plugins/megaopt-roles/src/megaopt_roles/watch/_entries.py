@@ -208,7 +208,7 @@ def _note_choice(op: Op, axes: Axes | None, value: Value) -> None:
     """Note the weights among whose rows a softmax chooses: those of a product that it does not run over."""
     notes, makers = op.notes, value.makers or ()
     direct = {p for p, met in makers if met is Met.DIRECT and Use.CONTRACTED in notes.uses[p]}
-    if any(met is Met.SCORED for _, met in makers):
+    if any(met in (Met.SCORED, Met.JOINED) for _, met in makers):
         notes.use(direct, Use.SCORING)
     if axes is None:
         notes.use(direct, Use.CHOSEN)

@@ -7,8 +7,12 @@ exception inherit from it too (`ValueError`, `LookupError`...): code that catche
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 __all__ = [
@@ -450,6 +454,22 @@ class CheckpointMismatchError(CheckpointError, StateDictError):
     def __init__(self, message: str, *, path: str | None = None, names: Iterable[str] = ()) -> None:
         super().__init__(message, path=path)
         self.names = tuple(names)
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the user's line: the nearest one that is neither the core's, nor torch's, nor that of a decorator.
+
+    Args:
+        message: what is said.
+        category: of the warning.
+    """
+    passed = [
+        Path(__file__).parent,
+        Path(contextlib.__file__).with_suffix(""),
+    ]  # a prefix is shorter than the name
+    if torch := getattr(sys.modules.get("torch"), "__file__", None):  # the core is imported without it
+        passed.append(Path(torch).parent)
+    warnings.warn(message, category, skip_file_prefixes=tuple(map(str, passed)))
 
 
 @contextmanager

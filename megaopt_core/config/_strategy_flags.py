@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.errors import ConfigurationError, warn_user
 
 __all__ = ["STRATEGY_FLAGS", "with_one_strategy"]
 
@@ -32,11 +31,10 @@ def with_one_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = settings.get("optimizer")
     if isinstance(optimizer, str) and optimizer.startswith(_DIST_PREFIX):
         settings["optimizer"] = optimizer.removeprefix(_DIST_PREFIX)
-        warnings.warn(
+        warn_user(
             f"optimizer={optimizer!r} is deprecated: write optimizer={settings['optimizer']!r}, "
             "sharding='layer_wise'",
             DeprecationWarning,
-            stacklevel=3,
         )
         asked[f"optimizer={optimizer!r}"] = "layer_wise"
     for flag, strategy in STRATEGY_FLAGS.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from megaopt_core.errors import (
     MegaoptError,
     OwnershipError,
     UnsupportedOperationError,
+    warn_user,
 )
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._grad_norm import (
@@ -196,7 +196,7 @@ class StepGradients:
         ):
             return
         self._warned = True
-        warnings.warn(_NO_GRADIENT, UserWarning, stacklevel=6)
+        warn_user(_NO_GRADIENT, UserWarning)
 
     def are_accepted(self, stats: GradStats) -> bool:
         """Return whether to step; gradients that are not to be stepped are given up, and the loss scale is updated.

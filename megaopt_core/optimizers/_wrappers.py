@@ -118,7 +118,7 @@ class _WrappedOptimizer(MegatronOptimizer):
             norm_groups=norm_groups,
         )
         self.unused_settings = unused_settings(Use(config, names))
-        warn_of_unused(self.unused_settings, stacklevel=3)
+        warn_of_unused(self.unused_settings)
         if takes_part(pgs):
             self.replicas = Replicas(pgs, wrapped_alike(optimizer, self, pgs))
         dump_config(config)

@@ -6,10 +6,9 @@ through it. Names that are not listed here work just as well.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 
-from megaopt_core.errors import MovedNameError
+from megaopt_core.errors import MovedNameError, warn_user
 
 __all__ = [
     "CHECKPOINT_READER",
@@ -180,5 +179,5 @@ def deprecated_alias(name: str) -> str | None:
     """
     if name not in REFERENCE_ALIASES:
         return None
-    warnings.warn(f"{name} is deprecated: use {REFERENCE_ALIASES[name]}", DeprecationWarning, stacklevel=3)
+    warn_user(f"{name} is deprecated: use {REFERENCE_ALIASES[name]}", DeprecationWarning)
     return REFERENCE_ALIASES[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points, version
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from megaopt_core.errors import BrokenPluginWarning, PluginError
+from megaopt_core.errors import BrokenPluginWarning, PluginError, warn_user
 from megaopt_core.registry._faults import loading, words_of
 from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
@@ -125,9 +124,7 @@ class Installation:
         for info in self.infos:
             if info.status is PluginStatus.BROKEN and info not in self._warned:
                 self._warned.append(info)
-                warnings.warn(
-                    f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning, stacklevel=6
-                )
+                warn_user(f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning)
 
     def _load_all(self) -> Contents:
         from megaopt_core.registry._contents import collect
@@ -177,11 +174,10 @@ def _points_of(distribution: Distribution) -> list[EntryPoint]:
         return list(distribution.entry_points)
     except Exception as error:  # noqa: BLE001 - as above
         if f"[{GROUP}" in (distribution.read_text("entry_points.txt") or ""):
-            warnings.warn(
+            warn_user(
                 f"{distribution.name}: its entry_points.txt cannot be read, and its plugins are left out: "
                 f"{words_of(error)}",
                 BrokenPluginWarning,
-                stacklevel=7,
             )
         return []
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import evolve
 
-from megaopt_core.errors import BrokenPluginWarning, PluginError
+from megaopt_core.errors import BrokenPluginWarning, PluginError, warn_user
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._report import OptimizerReport, ParamRow, PartRow
 from megaopt_core.sharding._split_step import Travel
@@ -114,7 +113,7 @@ def _notes(registered: str | None, inner: torch.optim.Optimizer) -> Mapping[str,
         with registry.blaming("optimizer", registered):
             return _require_notes(make(inner))
     except PluginError as error:  # a report without notes is a report still
-        warnings.warn(f"the report has no notes: {error}", BrokenPluginWarning, stacklevel=2)
+        warn_user(f"the report has no notes: {error}", BrokenPluginWarning)
         return {}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import torch
 
 from megaopt_core.config._dtypes import dtype_name, parse_dtype
 from megaopt_core.config._fields import AWARE_DTYPES
-from megaopt_core.errors import UnusedSettingWarning
+from megaopt_core.errors import UnusedSettingWarning, warn_user
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.precision._storage import LOW_PRECISION
 from megaopt_core.reporting._use import Use, unread_by_optimizers
@@ -68,18 +67,16 @@ def unused_settings(use: Use) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def warn_of_unused(sentences: Collection[str], *, stacklevel: int) -> None:
+def warn_of_unused(sentences: Collection[str]) -> None:
     """Warn once of all settings that change nothing.
 
     Args:
         sentences: what :func:`unused_settings` returned.
-        stacklevel: how many calls up the user's line is.
     """
     if sentences:
-        warnings.warn(
+        warn_user(
             f"settings that change nothing here: {'; '.join(sentences)}",
             UnusedSettingWarning,
-            stacklevel=stacklevel + 1,
         )
 
 

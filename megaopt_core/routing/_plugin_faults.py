@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 
 import torch
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import BrokenPluginWarning, OverrideError, PluginHookError
+from megaopt_core.errors import BrokenPluginWarning, OverrideError, PluginHookError, warn_user
 from megaopt_core.params._specs import Granularity
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._overrides.matching import OverrideSet
@@ -69,8 +68,7 @@ def raise_or_warn(
     for error in (*readers, *overriders):
         if error.plugin in brings or (whole and error in readers):
             raise error
-        warnings.warn(
+        warn_user(
             f"{error}; what it would have said is left out, because nothing in use depends on it",
             BrokenPluginWarning,
-            stacklevel=5,
         )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, ShardingError
+from megaopt_core.errors import ConfigurationError, ShardingError, warn_user
 from megaopt_core.parallel._agreement import Comparison
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._shards import Shard, intersect
@@ -86,10 +85,9 @@ def strategy_of(config: OptimizerConfig, optimizer: str, name: str) -> str:
             value=name,
         )
     if granularity is not Granularity.ELEMENT:
-        warnings.warn(
+        warn_user(
             f"{optimizer!r} steps {_UNITS[granularity]}: it is sharded with {fallback!r}, not with {name!r}",
             UserWarning,
-            stacklevel=5,
         )
     return fallback
 

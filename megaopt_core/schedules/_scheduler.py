@@ -144,7 +144,7 @@ class OptimizerParamScheduler:
                 group.update(bounds)
         self._check()
         self.step(increment=0)
-        self._warn_of_unused(stacklevel=2)
+        self._warn_of_unused()
         known: object = getattr(optimizer, "schedules", None)
         if isinstance(known, list):  # ours: its ranks compare schedules
             known.append(weakref.ref(self))
@@ -232,11 +232,11 @@ class OptimizerParamScheduler:
             for group, own in zip(groups, bounds, strict=True):
                 group.update(own)
             raise
-        self._warn_of_unused(stacklevel=2)
+        self._warn_of_unused()
 
-    def _warn_of_unused(self, *, stacklevel: int) -> None:
+    def _warn_of_unused(self) -> None:
         own = {name: getattr(self, name) for name in _GROUPS_MAY_HAVE}
-        warn_of_unused(own, self.optimizer.param_groups, stacklevel=stacklevel + 1)
+        warn_of_unused(own, self.optimizer.param_groups)
 
     def _load_style_settings(self, saved: Mapping[str, Any], before: Mapping[str, Any]) -> None:
         """Take the settings of styles; those of a style that is no longer used are forgotten."""

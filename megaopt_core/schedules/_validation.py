@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megaopt_core.errors import ScheduleError, UnusedSettingWarning
+from megaopt_core.errors import ScheduleError, UnusedSettingWarning, warn_user
 from megaopt_core.params._overrides import wrong_number
 from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
 
@@ -70,15 +69,12 @@ def check_weight_decays(point: WeightDecayPoint, where: str = "") -> None:
         check_number(name, getattr(point, name), where)
 
 
-def warn_of_unused(
-    settings: Mapping[str, float], groups: Sequence[Mapping[str, Any]], *, stacklevel: int
-) -> None:
+def warn_of_unused(settings: Mapping[str, float], groups: Sequence[Mapping[str, Any]]) -> None:
     """Warn of the scheduler's settings for which every parameter group has a value of its own, and another.
 
     Args:
         settings: the scheduler's values of what groups can have themselves.
         groups: the parameter groups.
-        stacklevel: how many calls up the user's line is.
     """
     unused = []
     for name, value in settings.items():
@@ -89,8 +85,7 @@ def warn_of_unused(
                 f"{name}={value!r} (every parameter group has a {name} of its own, which wins: {shown})"
             )
     if unused:
-        warnings.warn(
+        warn_user(
             f"settings of the scheduler that change nothing here: {'; '.join(unused)}",
             UnusedSettingWarning,
-            stacklevel=stacklevel + 1,
         )

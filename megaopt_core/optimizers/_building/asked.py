@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from megaopt_core.errors import (
     RoutingError,
     ShardingError,
     UnsupportedSettingError,
+    warn_user,
 )
 from megaopt_core.optimizers._gradients.grad_scaler import DynamicGradScaler, MegatronGradScaler
 from megaopt_core.params._names import shown
@@ -134,9 +134,7 @@ def require_known_roles(config: OptimizerConfig, routing: Routing) -> None:
             ". ".join((f"{name!r} would step nothing on any rank: {why[0]}", *why[1:], remedy))
         )
     if lines:
-        warnings.warn(
-            ". ".join((f"{name!r}: {lines[0]}", *lines[1:], remedy)), DoubtfulRolesWarning, stacklevel=4
-        )
+        warn_user(". ".join((f"{name!r}: {lines[0]}", *lines[1:], remedy)), DoubtfulRolesWarning)
 
 
 def _optimizers(entries: Mapping[str, ParamRoute]) -> str:
@@ -224,7 +222,7 @@ def unused(
             by_runners=by_runners,
         )
     )
-    warn_of_unused(unused, stacklevel=4)
+    warn_of_unused(unused)
     return unused
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import OwnershipError
+from megaopt_core.errors import OwnershipError, warn_user
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_steps.group_settings import start_groups
 from megaopt_core.optimizers._between_steps.look import ModelLook, WrapperWatch
@@ -317,11 +316,10 @@ def _warn(routing: Routing, names: Sequence[str], how: str, new_groups: int) -> 
         if new_groups
         else ""
     )
-    warnings.warn(
+    warn_user(
         f"{shown([*map(repr, names)])} trains since the optimizer was built ({how}) and is stepped from now on, by "
         f"{steppers}{groups}",
         UserWarning,
-        stacklevel=5,
     )
 
 

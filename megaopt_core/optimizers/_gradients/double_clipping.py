@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from itertools import pairwise
 
 from attrs import define, field
+
+from megaopt_core.errors import warn_user
 
 __all__ = ["DoubleClippingWatch"]
 
@@ -39,12 +40,11 @@ class DoubleClippingWatch:
             latest = list(self._norms)[-steps:]
             if len(latest) == steps and _are_rounded(latest, tolerance):
                 self._warned = True
-                warnings.warn(
+                warn_user(
                     f"the gradient norm was {norm:.3g} in {steps} steps in a row: something clips or normalises "
                     f"gradients before optimizer.step(), which clips them too (clip_grad={clip_grad:g}). Keep one of "
                     "the two: set clip_grad=0.0, or switch the trainer's clipping off",
                     UserWarning,
-                    stacklevel=2,
                 )
                 return
 

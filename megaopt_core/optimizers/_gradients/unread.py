@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
+from megaopt_core.errors import warn_user
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 
 if TYPE_CHECKING:
@@ -97,10 +97,9 @@ class UnreadStats:
         if self.keys and self.clip_grad > 0.0:
             self.watch.observe(self.norms[None], self.clip_grad)
         if any(flag > 0 for flag in flags):
-            warnings.warn(
+            warn_user(
                 "somebody wrote to the model before the last step by means that no version counter sees (`param.data`, "
                 "a kernel), and the step went on from main values: nothing is read from the device before a step here. "
                 "Call optimizer.reload_model_params() after such a write",
                 UserWarning,
-                stacklevel=2,
             )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from attrs import define, field, frozen
 
-from megaopt_core.errors import MegaoptError, OverrideError, RoutingError, UnmatchedKeyError
+from megaopt_core.errors import MegaoptError, OverrideError, RoutingError, UnmatchedKeyError, warn_user
 from megaopt_core.params._keys import ParamKey, as_tuple
 from megaopt_core.params._names import NamedParam
 from megaopt_core.params._overrides import (
@@ -192,9 +191,7 @@ def raise_unmatched(overrides: OverrideSet, matched: Iterable[str], names: Seque
                 )
     for entry, patterns in required:
         if not patterns and str(entry.key) not in seen:
-            warnings.warn(
-                f"the override key {entry.key} matches no parameter on any rank", UserWarning, stacklevel=3
-            )
+            warn_user(f"the override key {entry.key} matches no parameter on any rank", UserWarning)
 
 
 def _as_key(key: object) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import define, field
 
+from megaopt_core.errors import warn_user
 from megaopt_core.state._document import configured
 from megaopt_core.state._values.encoding import decode
 
@@ -43,11 +43,10 @@ class GroupMerge:
         """Name the settings of which the checkpoint has several values for one group."""
         if self.unclear:
             shown = "; ".join(f"{where} stays ({values})" for where, values in self.unclear.items())
-            warnings.warn(
+            warn_user(
                 "parameters that were in several groups are in one group here, and settings of those groups differ: "
                 f"{shown}",
                 UserWarning,
-                stacklevel=2,
             )
 
     def write(self, optimizer: NamedState, undo: list[Callable[[], None]]) -> None:

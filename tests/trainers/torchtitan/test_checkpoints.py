@@ -1,6 +1,8 @@
 """torchtitan's checkpoint manager saves and resumes, on the same ranks and on others."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import titan_harness as harness
@@ -12,6 +14,9 @@ from torchtitan.trainer import Trainer
 from megaopt_core import build_optimizer
 
 pytestmark = pytest.mark.distributed
+
+type Mesh = tuple[int, dict[str, int]]
+type Found = tuple[harness.Run, dict[str, torch.Tensor]]
 
 STEPS, SAVED = 4, 2
 
@@ -48,7 +53,7 @@ def _states(made: Trainer) -> dict[str, torch.Tensor]:
 
 def _run(
     rank: int, size: int, name: str, model: str, given: dict, folder: str, load_step: int = -1
-) -> tuple[harness.Run, dict[str, torch.Tensor]] | None:
+) -> Found | None:
     """Run to the last step; return on the first rank what was logged, and the state before the steps after the save."""
     config = Flat.Config() if name == "flat" else getattr(harness, name)()
     made = harness.trainer(config, model, steps=STEPS, folder=folder, load_step=load_step, **given)
@@ -58,7 +63,7 @@ def _run(
     return (run, states[SAVED - STEPS]) if rank == 0 else None
 
 
-def _resumed(launch, folder, name, model, mesh) -> tuple[harness.Run, dict[str, torch.Tensor]]:
+def _resumed(launch: Callable[..., list[Found]], folder: Path, name: str, model: str, mesh: Mesh) -> Found:
     size, given = mesh
     run, states = launch(_run, size, name, model, given, str(folder), SAVED)[0]
     assert len(run.losses) == STEPS - SAVED
@@ -70,7 +75,7 @@ def _differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return [name for name, value in one.items() if not torch.equal(value, other[name])]
 
 
-def _goes_on(launch, folder, name, model, mesh) -> tuple[harness.Run, dict[str, torch.Tensor]]:
+def _goes_on(launch: Callable[..., list[Found]], folder: Path, name: str, model: str, mesh: Mesh) -> Found:
     """Return a run that was resumed, and the state that it found: to the bit those of a run without a break."""
     size, given = mesh
     whole, states = launch(_run, size, name, model, given, str(folder))[0]
@@ -83,10 +88,8 @@ def _goes_on(launch, folder, name, model, mesh) -> tuple[harness.Run, dict[str, 
 @pytest.mark.parametrize("name", ["adam", "muon"])
 @pytest.mark.parametrize(("mesh", "other"), [(FSDP2, HSDP), (FSDP2_TP, FSDP2)], ids=["2 to 4", "4 to 2"])
 def test_a_run_goes_on_where_it_was_and_elsewhere(launch, tmp_path, name, mesh, other) -> None:
-    """To the bit on the same ranks, to 1e-6 on others; states come back to the bit in either case.
-
-    torchtitan's fused q/k/v are saved as three in the model's state dict, and as one parameter in the optimizer's.
-    """
+    """To the bit on the same ranks, to 1e-6 on others; states come back to the bit in either case."""
+    # torchtitan's fused q/k/v are saved as three in the model's state dict, and as one parameter in the optimizer's.
     again, states = _goes_on(launch, tmp_path, name, "llama3", mesh)
     assert any("wqkv" in key for key in states)
     elsewhere, found = _resumed(launch, tmp_path, name, "llama3", other)

@@ -18,11 +18,9 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "torchtitan"
 def test_the_command_line_changes_the_examples_settings(monkeypatch) -> None:
     """As it changes any other field of a configuration."""
     monkeypatch.setattr(sys, "path", [str(EXAMPLE), *sys.path])
-    config = ConfigManager().parse_args(
-        ["--module", "configs", "--config", "llama3_muon", "--optimizer.lr", "0.25"]
-    )
+    config = ConfigManager().parse_args(["--module", "after", "--config", "count", "--optimizer.lr", "0.25"])
     assert (config.optimizer.optimizer, config.optimizer.lr) == ("muon", 0.25)
-    assert config.to_dict()["optimizer"]["settings"] == {"muon_momentum": 0.95}
+    assert config.to_dict()["optimizer"]["weight_decay"] == 0.1
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
     optimizers = config.optimizer.build(model_parts=[model])
     assert {group["lr"] for group in optimizers.optimizers[0].param_groups} == {0.25}

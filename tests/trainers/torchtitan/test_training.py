@@ -1,6 +1,7 @@
 """Whole runs of torchtitan's Trainer: our Adam beside its own AdamW, our Muon beside a bare model in one process."""
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import titan_harness as harness
@@ -55,7 +56,7 @@ def _runs(rank: int, size: int, model: str, names: list[str], given: dict) -> li
 
 
 @functools.cache
-def _losses_of_one_process(launch, model: str) -> list[float]:
+def _losses_of_one_process(launch: Callable[..., list], model: str) -> list[float]:
     return launch(_runs, 1, model, ["muon"], {"spmd_backend": ONE_PROCESS_FOR_ALL})[0][0][0].losses
 
 

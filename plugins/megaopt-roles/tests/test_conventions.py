@@ -203,6 +203,20 @@ def test_factors_of_peft_are_what_their_base_layer_is(with_batch):
     assert {said.role for name, said in factors.items() if name not in hidden} == {Role.ELEMENTWISE}
 
 
+def test_a_base_layer_is_no_factor_of_what_adapts_it():
+    """A factor of a high rank may be larger than the layer, which then looks like a factor itself."""
+    adapted = Adapted(linear(32, 16))
+    for name, rows in {"lora_A": 32, "lora_B": 16}.items():
+        setattr(adapted, name, nn.ParameterDict({"default": nn.Parameter(torch.zeros(rows, 32))}))
+    model = Holder(blocks=nn.ModuleList(Holder(up=adapted if i else linear(32, 16)) for i in range(2)))
+    check(
+        model,
+        blocks__1__up__base_layer__weight=MATRIX,
+        blocks__1__up__lora_A__default=MATRIX,
+        blocks__1__up__lora_B__default=MATRIX,
+    )
+
+
 def test_the_columns_that_heads_of_attention_fill_are_seen():
     """A projection takes the heads side by side: Muon may orthogonalize it head by head."""
 

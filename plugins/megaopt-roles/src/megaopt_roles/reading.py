@@ -165,6 +165,7 @@ class _Rules:
             weight = base._parameters.get("weight")
             adapted = None if weight is None else self.by_param.get(id(weight))
             return embedding("adapted") if adapted is None else self.decide(adapted, None)
-        beside = self.structure.base_of(name, module, entry.param)
+        own = name.endswith(".base_layer")  # it is what factors adapt, however large these are
+        beside = None if own else self.structure.base_of(name, module, entry.param)
         found = None if beside is None else self.decide(self.by_param[id(beside)], notes)
         return None if found is None or found.role is Role.MATRIX else found

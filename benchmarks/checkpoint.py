@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_checkpoint.collected import collect_state
 
 from megaopt_core import build_optimizer
-from megaopt_core.state import collect_state
 
 
 def gpt(layers=12, width=768, vocabulary=50257, context=1024):

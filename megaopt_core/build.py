@@ -35,7 +35,8 @@ from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.registry._advice import advice_on
-from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
+from megaopt_core.registry._catalogue import CHECKPOINT_READER, DEFAULT_OPTIMIZER
+from megaopt_core.registry._missing import import_distribution
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._route import route, usual_modes
@@ -164,6 +165,9 @@ def get_megatron_optimizer(
             raise ConfigurationError(f"{name} has been removed{advice}", setting=name, value=value)
         raise TypeError(f"get_megatron_optimizer() got an unexpected keyword argument {name!r}")
     require_config(config)
+    writer: Any = None
+    if dump_param_to_param_group_map is not None:
+        writer = import_distribution(CHECKPOINT_READER, "dump_param_to_param_group_map")
     chunks = chunks_of(model_chunks)
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     pgs = groups_of_wrapped(chunks, given)
@@ -185,10 +189,8 @@ def get_megatron_optimizer(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )
     dump_config(config)
-    if dump_param_to_param_group_map is not None:
-        from megaopt_core.state._group_map import dump_group_map
-
-        dump_group_map(routed, dump_param_to_param_group_map)
+    if writer is not None:
+        writer.dump_group_map(routed, dump_param_to_param_group_map)
     return optimizer
 
 

@@ -32,12 +32,14 @@ from megaopt_core.optimizers._step_gradients import StepGradients
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._parts import local_tensor
+from megaopt_core.registry._catalogue import CHECKPOINT_READER
+from megaopt_core.registry._missing import import_distribution
 from megaopt_core.reporting._build_report import build_report
 from megaopt_core.reporting._report import OptimizerReport
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.sharding._live_model import has_gradient
 from megaopt_core.sharding._wrapped import reducer_of
-from megaopt_core.state._stateful import OptimizerCheckpointState
+from megaopt_core.state._named import NamedState
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
@@ -581,9 +583,19 @@ class MegatronOptimizer(torch.optim.Optimizer):
             raise UnsupportedOperationError("report(after_step=True): no step has been made yet")
         return build_report(self, after_step=after_step, full=full)
 
+    def named_state(self) -> NamedState:
+        """Return the state by the names of parameters: what a library of checkpoints lists, reads and writes."""
+        return NamedState(self)
+
     def checkpoint_state(self) -> Stateful:
-        """Return the optimizer as torch.distributed.checkpoint knows it, for loops that call `dcp.save` themselves."""
-        return OptimizerCheckpointState(self)
+        """Return the optimizer as torch.distributed.checkpoint knows it, for loops that call `dcp.save` themselves.
+
+        Raises:
+            PluginNotInstalledError: megaopt-checkpoint, which does this, is not installed.
+        """
+        made = import_distribution(CHECKPOINT_READER, "optimizer.checkpoint_state()")
+        stateful: Stateful = made.OptimizerCheckpointState(self)
+        return stateful
 
     @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:

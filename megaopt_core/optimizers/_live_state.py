@@ -46,6 +46,11 @@ class LiveState(MutableMapping[torch.nn.Parameter, MutableMapping[str, Any]]):
         stepped = {param: state.numel for param, state in self._where.items()}
         return tuple(name for param, name in self._names.items() if stepped.get(param, 0) < param.numel())
 
+    @property
+    def is_by_param(self) -> bool:
+        """True where each parameter that is stepped here is a piece of its own."""
+        return all(len(state.slices) == 1 and state.slices[0].is_param for state in self._where.values())
+
     def __getitem__(self, param: torch.nn.Parameter) -> MutableMapping[str, Any]:
         found = self._where.get(param)
         if found is not None:

@@ -16,7 +16,6 @@ from megaopt_core.params._shards import Box, Shard, whole
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.sharding._elements import elements_of
 from megaopt_core.state._pieces import PieceState
-from megaopt_core.state._values.sliced import SlicedTensor, joined, sliced
 
 __all__ = ["ParamState", "Slice"]
 
@@ -157,18 +156,18 @@ class ParamState(MutableMapping[str, Any]):
     """
 
     def __init__(self, slices: Sequence[Slice]) -> None:
-        self._slices = slices
+        self.slices = slices
 
     @property
     def numel(self) -> int:
         """Elements of the parameter that are stepped here."""
-        return sum(each.shard.numel for each in self._slices)
+        return sum(each.shard.numel for each in self.slices)
 
     @property
     def _box(self) -> tuple[int, ...] | None:
         """The shape of the box that the pieces make up, one after the other; None when they do not."""
-        box, position = self._slices[0].shard.box, 0
-        for shard in (each.shard for each in self._slices):
+        box, position = self.slices[0].shard.box, 0
+        for shard in (each.shard for each in self.slices):
             if shard.box != box or shard.start != position:
                 return None
             position = shard.stop
@@ -178,7 +177,7 @@ class ParamState(MutableMapping[str, Any]):
         value = self.read(key)
         if type(value) is not torch.Tensor or value.data_ptr() == self.read(key).data_ptr():
             return value
-        return ComputedState.of(value, key, self._slices[0].shard.name)
+        return ComputedState.of(value, key, self.slices[0].shard.name)
 
     def read(self, key: str) -> Any:
         """Return a state as a plain tensor: live where it is stored as it is, else computed.
@@ -186,43 +185,34 @@ class ParamState(MutableMapping[str, Any]):
         Args:
             key: the state's key.
         """
-        if len(self._slices) == 1 or not all(each.is_elementwise(key) for each in self._slices):
-            return self._slices[0].read(key)
-        joined = torch.cat([each.read(key).reshape(-1) for each in self._slices])
+        if len(self.slices) == 1 or not all(each.is_elementwise(key) for each in self.slices):
+            return self.slices[0].read(key)
+        joined = torch.cat([each.read(key).reshape(-1) for each in self.slices])
         return joined if self._box is None else joined.view(self._box)
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        values = [value] * len(self._slices)
-        is_cut = isinstance(value, torch.Tensor) and value.dim() and value.numel() == self.numel
-        if len(self._slices) > 1 and is_cut and self._slices[0].piece.holds(key):
-            values = value.reshape(-1).split([each.shard.numel for each in self._slices])
-        for each, elements in zip(self._slices, values, strict=True):
-            each.write(key, elements)
-
-    def sliced(self, key: str) -> SlicedTensor | None:
-        """Return a state as the part of the parameter's that it is; None where it has no element for each.
+    def exported(self, key: str) -> Any:
+        """Return a state as a state dict has it: without what is attached to a parameter, which must not be pickled.
 
         Args:
             key: the state's key.
         """
-        owned = self._slices[0].owned
-        if not self._slices[0].piece.holds(key):
-            if owned is None or not owned.is_elementwise(key, owned.inner.get(key)):
-                return None
-            return _sliced(owned.members[0][1], owned.inner[key])
-        found = None
-        for each in self._slices:
-            if not each.is_elementwise(key):
-                return None
-            found = joined(found, _sliced(each.shard, each.read(key)))
-        return found
+        value = self.read(key)
+        return value.detach() if isinstance(value, torch.nn.Parameter) else value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        values = [value] * len(self.slices)
+        is_cut = isinstance(value, torch.Tensor) and value.dim() and value.numel() == self.numel
+        if len(self.slices) > 1 and is_cut and self.slices[0].piece.holds(key):
+            values = value.reshape(-1).split([each.shard.numel for each in self.slices])
+        for each, elements in zip(self.slices, values, strict=True):
+            each.write(key, elements)
 
     def __delitem__(self, key: str) -> None:
-        for each in self._slices:
+        for each in self.slices:
             del each.piece.inner[key]
 
     def __iter__(self) -> Iterator[str]:
-        return self._slices[0].keys()
+        return self.slices[0].keys()
 
     def __contains__(self, key: object) -> bool:
         return key in list(self)
@@ -236,11 +226,11 @@ class ParamState(MutableMapping[str, Any]):
     @property
     def is_fresh(self) -> bool:
         """True before the first step, while nothing was written here: that step will make the state."""
-        return all(is_placeholder(each.piece.inner) for each in self._slices)
+        return all(is_placeholder(each.piece.inner) for each in self.slices)
 
     def start_anew(self) -> None:
         """Give up the state of all pieces; the inner optimizer makes it in its next step."""
-        for each in self._slices:
+        for each in self.slices:
             each.start_anew()
 
     def clear(self) -> None:
@@ -249,9 +239,9 @@ class ParamState(MutableMapping[str, Any]):
         Raises:
             UnsupportedOperationError: other parameters' states lie in the same tensors.
         """
-        if any(len(each.piece.members) > 1 for each in self._slices):
+        if any(len(each.piece.members) > 1 for each in self.slices):
             raise UnsupportedOperationError(
-                f"the state of {self._slices[0].shard.name!r} lies in one tensor with that of other parameters and "
+                f"the state of {self.slices[0].shard.name!r} lies in one tensor with that of other parameters and "
                 "cannot be given up alone: optimizer.state.clear() gives up that of all, and state[param][key] = value "
                 "sets its elements"
             )
@@ -264,10 +254,5 @@ class ParamState(MutableMapping[str, Any]):
             param: the model's parameter, or a value that is more precise; this rank's part of it, or all.
             box: which part a rank's local tensor is; None: as `param` says, or the shard's.
         """
-        for each in self._slices:
+        for each in self.slices:
             each.take_model(param, box)
-
-
-def _sliced(shard: Shard, value: torch.Tensor) -> SlicedTensor:
-    elements = value.detach().reshape(-1)
-    return sliced(shard, elements.dtype, elements.device, lambda: elements)

@@ -5,34 +5,29 @@ Main parameters start from a model's state dict, which may be more precise than 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.errors import MegaoptError, StateDictError
+from megaopt_core.errors import StateDictError, UnsupportedOperationError
 from megaopt_core.optimizers._param_state import ParamState
 from megaopt_core.params._names import without_wrappers
-from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.state._document import ROUTED, STEPPED, routed_of
-from megaopt_core.state._ranks import ALONE
-from megaopt_core.state._restore.matching import LoadedBeside, match
-from megaopt_core.state._restore.plan import keep_frozen, plan_load
-from megaopt_core.state._torch_schema.left_out import with_left_out
-from megaopt_core.state._torch_schema.over_ranks import (
-    brought_to_ranks,
-    names_of_slices,
-    refused_together,
-    with_states_of_all,
-)
-from megaopt_core.state._torch_schema.rearranged import names_of_listed, require_told
-from megaopt_core.state._torch_schema.source import lacking_state, names_in, torch_source
+from megaopt_core.registry._catalogue import CHECKPOINT_READER
+from megaopt_core.registry._missing import absent_plugin
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.state._left_out import with_left_out
+from megaopt_core.state._listed import names_of
+from megaopt_core.state._origin import ROUTED, STEPPED, routed_of
+from megaopt_core.state._plain_load import load_plain
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.plugin_api._shared_state import SharedState
 
 __all__ = ["export_state_dict", "import_state_dict", "model_values", "start_main_value"]
 
+_REPLICATED = "replicated"
 _SCALER = "grad_scaler"
 _FRESH = "fresh"
 """Names of the parameters whose state, before their first step, is only a place to load into."""
@@ -43,46 +38,72 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
 
     Args:
         optimizer: a built optimizer.
+
+    Raises:
+        PluginNotInstalledError: ranks share its state, and no plugin says how a state dict shows that.
     """
+    shared = _shared_state_of(optimizer)
+    states = _states(optimizer) if shared is None else shared.states()
     groups, state, index = [], {}, 0
     routed = routed_of(optimizer)
-    cut = optimizer.state.cut_names()
-    sliced = names_of_slices(optimizer).union(cut)
     for position, group in enumerate(optimizer.param_groups):
         packed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         packed["params"] = list(range(index, index + len(group["params"])))
         packed["param_names"] = [optimizer.names[param] for param in group["params"]]
         if routed:
             packed[ROUTED] = routed[position]
-        for param in group["params"]:
-            kept, as_slices = optimizer.state[param], optimizer.names[param] in sliced
-            state[index] = {key: _exported(kept, key, as_slices=as_slices) for key in kept}
-            index += 1
+        state.update(
+            {at: states[name] for at, name in enumerate(packed["param_names"], index) if name in states}
+        )
+        index += len(group["params"])
         groups.append(packed)
     exported: dict[str, Any] = {"state": state, "param_groups": groups}
     if optimizer.grad_scaler is not None:
         exported[_SCALER] = optimizer.grad_scaler.state_dict()
     fresh = [optimizer.names[param] for param, values in optimizer.state.items() if values.is_fresh]
     if routed:
-        named = zip((name for group in groups for name in group["param_names"]), state.values(), strict=True)
-        stepped = "\n".join(name for name, values in named if values and name not in fresh)
+        stepped = "\n".join(
+            name
+            for group in groups
+            for name in group["param_names"]
+            if states.get(name) and name not in fresh
+        )
         for group in groups:
             group[ROUTED][STEPPED] = stepped
     if fresh:
         exported[_FRESH] = fresh
-    return with_states_of_all(optimizer, exported, cut)
+    return exported
 
 
-def _exported(kept: Mapping[str, Any], key: str, *, as_slices: bool) -> Any:
-    """Return a state as a state dict has it.
+def _states(optimizer: MegatronOptimizer) -> dict[str, dict[str, Any]]:
+    """Return the state of every parameter; nothing where no parameter has any, as in torch."""
+    kept: dict[str, Any] = {name: optimizer.state[param] for param, name in optimizer.names.items()}
+    states = {name: {key: state.exported(key) for key in state} for name, state in kept.items()}
+    return states if any(states.values()) else {}
 
-    A main parameter is a plain tensor of the same memory there: what is attached to it must not be pickled.
+
+def _shared_state_of(optimizer: MegatronOptimizer) -> SharedState | None:
+    """Return how state dicts show what ranks share; None where each rank steps all of its parameters.
+
+    Args:
+        optimizer: a built optimizer.
+
+    Raises:
+        PluginNotInstalledError: no plugin says it; on all ranks, before any of them waits for another.
     """
-    part = kept.sliced(key) if as_slices and isinstance(kept, ParamState) else None
-    if part is not None:
-        return part
-    value = kept.read(key) if isinstance(kept, ParamState) else kept[key]
-    return value.detach() if isinstance(value, torch.nn.Parameter) else value
+    routing = optimizer.routing
+    strategies = set() if routing is None else {child.strategy for child in routing.children}
+    if strategies <= {_REPLICATED} and not optimizer.state.cut_names() and optimizer.state.is_by_param:
+        return None
+    registry = get_registry()
+    for _, answer in registry.call_each("megaopt_shared_state", optimizer=optimizer):
+        found: SharedState = answer
+        return found
+    named = ", ".join(map(repr, sorted(strategies - {_REPLICATED}))) or "a strategy"
+    what = f"a state dict of what {named} shares out over ranks"
+    raise absent_plugin(what, what, CHECKPOINT_READER, registry.plugins()) or UnsupportedOperationError(
+        f"{what} is shown by no plugin: upgrade with pip install --upgrade {CHECKPOINT_READER}"
+    )
 
 
 def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any], *, strict: bool) -> None:
@@ -95,79 +116,19 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
 
     Raises:
         StateDictError: it does not fit; nothing has been changed.
+        PluginNotInstalledError: ranks share its state, and no plugin says how a state dict shows that.
     """
-    names = names_in(state_dict)
-    names = names_of_listed(state_dict, optimizer.watched_model.called(optimizer.names)) or names
-    if names is None:
-        names = _by_position(optimizer, state_dict)
-    state_dict = brought_to_ranks(optimizer, state_dict, names)
-    try:
-        if strict:
-            state_dict = with_left_out(optimizer, state_dict, names)
-        source = torch_source(optimizer, state_dict, names)
-        if optimizer.late is not None and optimizer.late.keepable().keys() & set(names):
-            keep_frozen(match(source, optimizer, LoadedBeside(), strict=strict, ranks=ALONE), optimizer)
-            source = torch_source(optimizer, state_dict, names)
-        plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
-        if strict:
-            require_told(state_dict["param_groups"], names)
-            _require_state(optimizer, source.manifest.parameters, lacking_state(state_dict, names))
-    except MegaoptError as error:
-        # It raises, when the ranks that have the rest of the tensors have heard of it.
-        refused_together(optimizer, error)
-        raise
-    refused_together(optimizer, None)
-    plan.apply(ALONE)
+    shared = _shared_state_of(optimizer)
+    names = names_of(optimizer, state_dict)
+    if shared is not None:
+        without_main = shared.load(state_dict, names, strict=strict)
+    else:
+        whole = with_left_out(optimizer, state_dict, names) if strict else state_dict
+        without_main = load_plain(optimizer, whole, names, strict=strict)
     for param, name in optimizer.names.items():
-        record = source.manifest.parameters.get(name)
-        if record and MAIN_PARAM not in record["state"]:
+        if name in without_main:
             # A plain optimizer's state: the model's parameter is the only value there is.
             start_main_value(optimizer, param, param)
-
-
-def _by_position(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> list[str]:
-    """Return names for a state dict without any: of groups like ours, or of one group of the model's parameters."""
-    ours = [[optimizer.names[param] for param in group["params"]] for group in optimizer.param_groups]
-    sizes, theirs = (
-        [len(names) for names in ours],
-        [len(group["params"]) for group in state_dict["param_groups"]],
-    )
-    mine = [name for names in ours for name in names]
-    if theirs == sizes:
-        return mine
-    known = set(mine)
-    in_order = (
-        [] if optimizer.routing is None else [name for name in optimizer.routing.params if name in known]
-    )
-    if theirs == [len(known)] == [len(in_order)]:  # of `model.parameters()`, all of which are stepped here
-        return in_order
-    raise StateDictError(
-        f"the state dict has {sum(theirs)} parameters without names, in groups of {', '.join(map(str, theirs))}; this "
-        f"optimizer has {len(known)}, in groups of {', '.join(map(str, sizes))}. Without names only the position can "
-        "match them: build both with the same groups, save one that has param_names (a torch.optim class has them when "
-        "it is given model.named_parameters()), or give all trainable parameters of the model as one group"
-    )
-
-
-def _require_state(
-    optimizer: MegatronOptimizer, records: Mapping[str, Mapping[str, Any]], lacking: Collection[str]
-) -> None:
-    """Raise where a state dict lacks the state of a parameter: it has been stepped here, or was where it is from."""
-    stepped = any(part.changes.has_step for part in optimizer.parts)
-    for param, name in optimizer.names.items():
-        asked = (stepped or name in lacking) and param.numel()
-        if not asked or records[name]["state"] or "fresh" in records[name]:
-            continue
-        kept = {key for key, value in optimizer.state[param].items() if isinstance(value, torch.Tensor)}
-        if not kept - {MAIN_PARAM}:
-            continue
-        words = (
-            f"the state dict lacks the state of {name!r}, as that of one rank lacks what other ranks keep: load on all "
-            "ranks what save_checkpoint() or torch.distributed.checkpoint has saved"
-            if name in lacking
-            else f"the state dict has no state of {name!r}, which has been stepped here"
-        )
-        raise StateDictError(f"{words}; strict=False leaves what this optimizer has", names=[name])
 
 
 def model_values(

@@ -1,6 +1,7 @@
 """Process groups, and reductions over them."""
 
 from megaopt_core.parallel._agreement import Comparison, Rows, agree_over_ranks, fingerprint
+from megaopt_core.parallel._digest import digest_of_tensors
 from megaopt_core.parallel._groups import (
     ProcessGroupCollection,
     communicates,
@@ -20,6 +21,7 @@ __all__ = [
     "agree_over_ranks",
     "all_reduce",
     "communicates",
+    "digest_of_tensors",
     "fingerprint",
     "gather_objects",
     "is_distributed",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         require_argument,
         require_decoupled_if_cautious,
     )
+    from megaopt_core.plugin_api._shared_state import SharedState
     from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "MupRule",
     "OptimizerEntry",
     "ScheduleStyle",
+    "SharedState",
     "SplitRefusal",
     "SplitStepFactory",
     "StoredParam",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "SharedState": "_shared_state",
     "SplitRefusal": "_entries",
     "GranularityRule": "_entries",
     "ConfigToKwargs": "_entries",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from megaopt_core.plugin_api._commands import Commands
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+    from megaopt_core.plugin_api._shared_state import SharedState
     from megaopt_core.plugin_api._stored_routing import StoredRouting
     from megaopt_core.precision._policy import PrecisionPolicy
     from megaopt_core.precision._state_codes import Decoder
@@ -44,6 +45,7 @@ __all__ = [
     "megaopt_resolve_optimizer",
     "megaopt_schedules",
     "megaopt_sharding_strategies",
+    "megaopt_shared_state",
     "megaopt_state_codes",
     "megaopt_step_runner",
     "megaopt_stored_routing",
@@ -197,6 +199,20 @@ def megaopt_step_runner(config: OptimizerConfig, entry: OptimizerEntry, name: st
 
     Returns:
         A new runner; None: the plugin runs no such optimizer.
+    """
+
+
+@hookspec
+def megaopt_shared_state(optimizer: torch.optim.Optimizer) -> SharedState | None:
+    """Say how the state dicts of an optimizer show states that its ranks share, for `state_dict()` and its load.
+
+    It is asked where a strategy shares parameters out over ranks; the first plugin that answers is taken.
+
+    Args:
+        optimizer: a built optimizer.
+
+    Returns:
+        What shows and takes them; None: this plugin does not.
     """
 
 

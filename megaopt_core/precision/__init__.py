@@ -1,7 +1,7 @@
 """Precision policies: what is stepped, and how states are stored."""
 
 from megaopt_core.precision._main_params import MainParams
-from megaopt_core.precision._policy import BasePrecisionPolicy, Fp32, PrecisionPolicy
+from megaopt_core.precision._policy import MAIN_PARAM, BasePrecisionPolicy, Fp32, PrecisionPolicy
 from megaopt_core.precision._state_codes import (
     BLOCK,
     BLOCKS,
@@ -19,6 +19,7 @@ __all__ = [
     "BLOCK",
     "BLOCKS",
     "LOW_PRECISION",
+    "MAIN_PARAM",
     "SCALED",
     "BasePrecisionPolicy",
     "CodedState",

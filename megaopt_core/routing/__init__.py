@@ -1,5 +1,6 @@
 """Which optimizer, group and strategy every parameter gets, and why."""
 
+from megaopt_core.routing._agreement import names_of_several, stages_of_names, wrong_names
 from megaopt_core.routing._groups import ChildSpec, GroupKey, GroupSpec
 from megaopt_core.routing._overrides.from_config import (
     get_mup_config_overrides,
@@ -54,12 +55,15 @@ __all__ = [
     "is_projection",
     "matrix",
     "matrix_like_overrides",
+    "names_of_several",
     "output",
     "register_matrix_view",
     "route",
     "scaled_learning_rate",
+    "stages_of_names",
     "stated",
     "target_of",
     "tied_role",
     "vector_like_overrides",
+    "wrong_names",
 ]

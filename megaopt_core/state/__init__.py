@@ -1,79 +1,67 @@
-"""State by parameter name: enumerated, sliced, matched, restored, whoever stores the bytes."""
+"""State by parameter name: what is kept, who steps it, and torch's plain state dict."""
 
-from megaopt_core.state._collected import Collected, collect_state
-from megaopt_core.state._document import (
-    describe_optimizer,
+from megaopt_core.state._fitting import (
+    load_or_restore,
+    misfit,
+    mismatch,
+    named_errors,
+    number_kind,
+    require_names,
+    require_same_shapes,
+    require_settings,
+)
+from megaopt_core.state._group_settings import GroupMerge, merge_groups
+from megaopt_core.state._left_out import require_state, with_left_out
+from megaopt_core.state._listed import names_in, origin_in, origin_of, require_told, told_at
+from megaopt_core.state._named import NamedState, StateSlice
+from megaopt_core.state._notes import joins_of
+from megaopt_core.state._origin import (
+    configured,
+    described_view,
     optimizer_names,
     plugins_of,
-    require_own_names,
-    versions,
+    readers_of,
+    settings_of,
+    stepped_otherwise,
+    stored_view,
 )
-from megaopt_core.state._manifest import (
-    CHECKSUMS,
-    Manifest,
-    StoredChunk,
-    StoredTensor,
-    require_format,
-)
-from megaopt_core.state._pieces import OwnedState, PieceState, piece_states
-from megaopt_core.state._protocol import NamedPieces, NamedState
-from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.fitting import (
-    load_or_restore,
-    named_errors,
-    require_same_shapes,
-    require_tensors,
-)
-from megaopt_core.state._restore.group_settings import GroupMerge
-from megaopt_core.state._restore.matching import LoadedBeside, Matching
-from megaopt_core.state._restore.plan import LoadPlan, Restore, plan_load
-from megaopt_core.state._sources import MemorySource, Request, Source, read_values
-from megaopt_core.state._stateful import OptimizerCheckpointState
-from megaopt_core.state._torch_schema.source import names_in, torch_source
-from megaopt_core.state._values.chunks import Chunk
-from megaopt_core.state._values.encoding import decode, dtype_named, encode
-from megaopt_core.state._values.sliced import SlicedTensor, sliced
+from megaopt_core.state._pieces import OwnedState, PieceState, is_number, piece_states, states_of
+from megaopt_core.state._protocol import NamedPieces, StatefulOptimizer
 
 __all__ = [
-    "CHECKSUMS",
-    "Chunk",
-    "Collected",
     "GroupMerge",
-    "LoadPlan",
-    "LoadedBeside",
-    "Manifest",
-    "Matching",
-    "MemorySource",
     "NamedPieces",
     "NamedState",
-    "OptimizerCheckpointState",
     "OwnedState",
     "PieceState",
-    "Ranks",
-    "Request",
-    "Restore",
-    "SlicedTensor",
-    "Source",
-    "StoredChunk",
-    "StoredTensor",
-    "collect_state",
-    "decode",
-    "describe_optimizer",
-    "dtype_named",
-    "encode",
+    "StateSlice",
+    "StatefulOptimizer",
+    "configured",
+    "described_view",
+    "is_number",
+    "joins_of",
     "load_or_restore",
+    "merge_groups",
+    "misfit",
+    "mismatch",
     "named_errors",
     "names_in",
+    "number_kind",
     "optimizer_names",
+    "origin_in",
+    "origin_of",
     "piece_states",
-    "plan_load",
     "plugins_of",
-    "read_values",
-    "require_format",
-    "require_own_names",
+    "readers_of",
+    "require_names",
     "require_same_shapes",
-    "require_tensors",
-    "sliced",
-    "torch_source",
-    "versions",
+    "require_settings",
+    "require_state",
+    "require_told",
+    "settings_of",
+    "states_of",
+    "stepped_otherwise",
+    "stored_view",
+    "told_at",
+    "with_left_out",
 ]

@@ -1,4 +1,4 @@
-"""What steps note in groups of the parameters of this rank, and the notes of several ranks joined into one."""
+"""What steps note in groups of the parameters of a rank, and what joins the notes of several ranks into one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ if TYPE_CHECKING:
     import torch
 
     from megaopt_core.config._group_values import Check, GroupChecks
-    from megaopt_core.state._protocol import NamedPieces
 
-__all__ = ["joined_notes", "joins_of", "note_checks", "notes_of"]
-
-type Notes = list[dict[str, Any]]
-"""For every group of a part, the keys that steps write there."""
+__all__ = ["joins_of", "note_checks"]
 
 
 def joins_of(inner: torch.optim.Optimizer) -> Mapping[str, Callable[[Sequence[Any]], Any]]:
@@ -58,32 +54,3 @@ def _reads(join: Callable[[Sequence[Any]], Any]) -> Check:
         return None
 
     return check
-
-
-def notes_of(part: NamedPieces) -> Notes:
-    """Return what steps have noted on this rank.
-
-    Args:
-        part: some pieces, and who steps them.
-
-    Raises:
-        PluginError: the class does not say right which keys it writes.
-    """
-    keys = joins_of(part.inner)
-    return [{key: group[key] for key in keys if key in group} for group in part.groups]
-
-
-def joined_notes(part: NamedPieces, of_ranks: Sequence[Notes]) -> Notes:
-    """Return one note for those of all ranks; where they say the same it stands as it is.
-
-    Args:
-        part: this rank's.
-        of_ranks: what :func:`notes_of` returns on each.
-    """
-    joins, mine = joins_of(part.inner), notes_of(part)
-    for index, note in enumerate(mine):
-        for key in note:
-            said = [notes[index][key] for notes in of_ranks if index < len(notes) and key in notes[index]]
-            if any(value != said[0] for value in said):
-                note[key] = joins[key](said)
-    return mine

@@ -16,7 +16,7 @@ from megaopt_core.precision._state_codes import CodedState
 
 if TYPE_CHECKING:
     from megaopt_core.execution._exchanged_step import ExchangedStep
-    from megaopt_core.state._protocol import NamedPieces, NamedState
+    from megaopt_core.state._protocol import NamedPieces, StatefulOptimizer
 
 
 __all__ = ["OwnedState", "PieceState", "is_number", "piece_states", "states_of"]
@@ -181,7 +181,7 @@ def states_of(part: NamedPieces) -> Iterator[PieceState]:
             yield OwnedState(part, index, part.split)
 
 
-def piece_states(optimizer: NamedState) -> Iterator[PieceState]:
+def piece_states(optimizer: StatefulOptimizer) -> Iterator[PieceState]:
     """Yield the states of all parts.
 
     Args:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from megaopt_core.routing._routing import Routing
     from megaopt_core.sharding._protocol import ShardedParams
 
-__all__ = ["NamedPieces", "NamedState", "Record"]
+__all__ = ["NamedPieces", "Record", "StatefulOptimizer"]
 
 
 class Record(Protocol):
@@ -43,11 +43,15 @@ class NamedPieces(InnerPart, Protocol):
         """State keys that are one number for a parameter."""
 
     @property
+    def changes(self) -> Any:
+        """What its last step has changed: `has_step` says whether there was one."""
+
+    @property
     def writes(self) -> Record:
         """Which values of the model are ours."""
 
 
-class NamedState(Protocol):
+class StatefulOptimizer(Protocol):
     """An optimizer, single or chained, as far as its state goes; every `MegatronOptimizer` is one."""
 
     @property

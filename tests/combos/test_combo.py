@@ -73,7 +73,7 @@ def test_only_the_plugins_of_the_environment_are_installed() -> None:
     """No plugin comes in unasked, and none is left out: the matrix tests what it says that it tests."""
     installed = {point.name: point.dist.name for point in entry_points(group="megaopt") if point.dist}
     expected = {"core", *COMBOS[_combo()]}
-    expected |= {"lowbit"} if "testing" in expected else set()  # the kit requires it
+    expected |= {"checkpoint", "lowbit"} if "testing" in expected else set()  # the kit requires them
     assert installed == {name: f"megaopt-{name}" for name in expected}
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from megaopt_checkpoint import SlicedTensor
 from models import awkward, batch, loss_of, states_of, values_of
 from torch.nn.parallel import DistributedDataParallel
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.state import SlicedTensor
 
 pytestmark = pytest.mark.distributed
 

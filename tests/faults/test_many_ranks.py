@@ -8,8 +8,7 @@ import torch
 from megaopt_checkpoint import load_checkpoint, verify_checkpoint
 from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.manifest import write_manifest
-
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor
+from megaopt_checkpoint.stored import Manifest, StoredChunk, StoredTensor
 
 pytestmark = pytest.mark.any_python
 RANKS = 1_024

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "megaopt_core"
 
-CORE_LINES = 17_124
+CORE_LINES = 15_895
 """Lines of code of the core when it was last made smaller; whoever makes it smaller lowers this."""
 
-ALL_LINES = 45_500
+ALL_LINES = 46_000
 """Lines of code of the core and all plugins then."""
 
 MARGIN = 300

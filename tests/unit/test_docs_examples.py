@@ -159,6 +159,11 @@ def test_every_plugin_of_the_documentation_trains_and_resumes(block: str, tmp_pa
             arguments = parser.parse_args(["count"])
             assert arguments.run(arguments) == 0
             assert f"{len(registry.optimizers())} optimizers" in capsys.readouterr().out
+        if hasattr(module, "megaopt_shared_state"):
+            model = Model()
+            made = build_optimizer(model, "example_adam", lr=0.05)
+            shown = module.megaopt_shared_state(made).states()
+            assert shown.keys() == dict(model.named_parameters()).keys()
         if hasattr(module, "megaopt_stored_routing"):
             path = tmp_path / "run.routing.json"
             path.write_text(
@@ -188,6 +193,7 @@ _HOOKS_WITHOUT_NAMES = (
     "megaopt_advice",
     "megaopt_commands",
     "megaopt_state_codes",
+    "megaopt_shared_state",
     "megaopt_stored_routing",
     "megaopt_resolve_optimizer",
     "megaopt_step_runner",

@@ -11,7 +11,11 @@ pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
 PYPROJECT = ROOT / "pyproject.toml"
 
-LEANS_ON = {"megaopt_fsdp": {"megaopt_layerwise"}, "megaopt_layerwise": {"megaopt_distributed"}}
+LEANS_ON = {
+    "megaopt_fsdp": {"megaopt_layerwise", "megaopt_checkpoint"},
+    "megaopt_layerwise": {"megaopt_distributed"},
+    "megaopt_trainers": {"megaopt_checkpoint"},
+}
 """The plugins that may import others of ours, and which."""
 
 

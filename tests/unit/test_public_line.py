@@ -119,7 +119,7 @@ INSIDE = {
     ("Comparison", "_Key"), ("MegatronOptimizer", "GroupChecks"), ("OptimizerPart", "ChangeRecord"),
     ("OptimizerPart", "Counting"), ("OptimizerPart", "ForeignWrites"), ("OptimizerPart", "GroupChecks"),
     ("OptimizerPart", "GroupSettings"), ("buffers_alike", "_Buffers"),
-    ("NamedState", "GroupChecks"), ("NamedPieces", "Record"),
+    ("StatefulOptimizer", "GroupChecks"), ("NamedPieces", "Record"),
 }  # fmt: skip
 
 

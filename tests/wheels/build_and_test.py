@@ -143,21 +143,42 @@ def install(python: Path, *requirements: str | Path) -> None:
         run(python, "-I", ROOT / "tests" / "bytecode.py", "take", Path(tox, "bytecode"), cwd=python.parent)
 
 
-def check_core_and_muon(distributions: list[Distribution], wheels: list[Path], outside: Path) -> None:
-    """The core and Muon train by themselves, and say what brings the rest: in an environment with nothing else."""
-    small = outside / "small"
-    small.mkdir()
-    python = make_environment(small)
-    needed = {"megaopt-core", "megaopt-muon", "megaopt-adam", "megaopt-roles"}
-    chosen = [
-        wheel
-        for distribution, wheel in zip(distributions, wheels, strict=True)
-        if distribution.metadata["name"] in needed
-    ]
-    install(python, *chosen)
-    for name in (Path(__file__).with_name("core_and_muon.py"), ROOT / "README.md"):
-        shutil.copy(name, small)
-    print(run(python, "-I", small / "core_and_muon.py", small / "README.md", cwd=small))
+FEW = {
+    "core_and_muon.py": {"megaopt-core", "megaopt-muon", "megaopt-adam", "megaopt-roles"},
+    "muon_and_files.py": {
+        "megaopt-core",
+        "megaopt-muon",
+        "megaopt-adam",
+        "megaopt-roles",
+        "megaopt-checkpoint",
+    },
+    "adam_and_fsdp.py": {
+        "megaopt-core",
+        "megaopt-adam",
+        "megaopt-fsdp",
+        "megaopt-layerwise",
+        "megaopt-distributed",
+        "megaopt-checkpoint",
+    },
+}
+"""A script beside this file, and all that is installed where it runs."""
+
+
+def check_few(distributions: list[Distribution], wheels: list[Path], outside: Path) -> None:
+    """What people install by itself works, and says what brings the rest: each in an environment with nothing else."""
+    for script, needed in FEW.items():
+        small = outside / script.removesuffix(".py")
+        small.mkdir()
+        python = make_environment(small)
+        chosen = [
+            wheel
+            for distribution, wheel in zip(distributions, wheels, strict=True)
+            if distribution.metadata["name"] in needed
+        ]
+        install(python, *chosen)
+        for name in (Path(__file__).with_name(script), ROOT / "README.md"):
+            shutil.copy(name, small)
+        print(run(python, "-I", small / script, small / "README.md", cwd=small))
 
 
 def has_data(distribution: Distribution) -> bool:
@@ -205,7 +226,7 @@ def check(outside: Path, *pytest_arguments: str) -> int:
         wheels = list(builders.map(build, distributions, outputs))
     for distribution, wheel in zip(distributions, wheels, strict=True):
         check_files(distribution, wheel)
-    check_core_and_muon(distributions, wheels, outside)
+    check_few(distributions, wheels, outside)
     python = make_environment(outside)
     install(python, *wheels)
     # Before the tools of the tests are there: a plugin's own dependencies have to be enough.

@@ -6,19 +6,24 @@ The front page's example prints its report to the character, a step is proven, a
 `megaopt` lists plugins and says what brings its commands.
 """
 
+import importlib
 import io
 import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from contextlib import redirect_stdout
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from megaopt_core import build_optimizer
+from megaopt_core.errors import MegaoptError
 
 FOUR = {"megaopt-core", "megaopt-adam", "megaopt-muon", "megaopt-roles"}
 """The distributions that `pip install megaopt-core megaopt-muon` brings."""
@@ -70,6 +75,27 @@ def resume(model: torch.nn.Module, optimizer: Any) -> None:
         require(torch.equal(one, two), "a run that was resumed goes on otherwise")
 
 
+def use_torchs_checkpoints(model: torch.nn.Module, optimizer: Any) -> None:
+    """Save and load by torch's functions, and require that what needs another distribution names it."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch remarks that there is one process only
+        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+        dcp.save(state, checkpoint_id=f"{folder}/run", no_dist=True)
+        dcp.load(state, checkpoint_id=f"{folder}/run", no_dist=True)
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    line = "pip install megaopt-checkpoint"
+    for asked in (
+        optimizer.checkpoint_state,
+        lambda: importlib.import_module("megaopt_core").save_checkpoint,
+    ):
+        try:
+            asked()
+        except MegaoptError as error:
+            require(line in str(error), f"{error!r} does not say {line!r}")
+        else:
+            require(False, "what needs megaopt-checkpoint works without it")
+
+
 def main() -> None:
     """Check all of it."""
     ours = {each.metadata["Name"] for each in distributions() if each.metadata["Name"].startswith("megaopt")}
@@ -79,6 +105,7 @@ def main() -> None:
     for told in ("4 of 4", "8 of 8"):
         require(told in proof, f"report(after_step=True) does not say {told!r}:\n{proof}")
     resume(names["model"], names["optimizer"])
+    use_torchs_checkpoints(names["model"], names["optimizer"])
     program = Path(sys.executable).with_name("megaopt")
     listed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     for told in (*FOUR, "adaptive_muon", "pip install megaopt-tools"):

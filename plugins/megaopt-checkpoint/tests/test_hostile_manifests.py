@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from megaopt_checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.coverage import tiles
+from megaopt_checkpoint.values.chunks import chunks_of
 from training import make
 
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, MegaoptError
 from megaopt_core.params import Shard, whole
-from megaopt_core.state._values.chunks import chunks_of
 
 pytestmark = pytest.mark.any_python
 

@@ -10,12 +10,12 @@ from megaopt_checkpoint import load_checkpoint, loading, save_checkpoint
 from megaopt_checkpoint.convert import consolidate
 from megaopt_checkpoint.folder import HeldFolder
 from megaopt_checkpoint.reader import CheckpointReader
+from megaopt_checkpoint.restore.plan import LoadPlan
 from torch import nn
 from training import make
 
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.state import LoadPlan
 
 pytestmark = pytest.mark.any_python
 

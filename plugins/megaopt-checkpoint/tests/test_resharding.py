@@ -7,11 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_checkpoint.values.chunks import chunks_of
 from random_cuts import CutLayout, random_cuts
 from training import logical_state, make, same, train, values
 
 from megaopt_core.params import Shard
-from megaopt_core.state._values.chunks import chunks_of
 
 pytestmark = pytest.mark.any_python
 

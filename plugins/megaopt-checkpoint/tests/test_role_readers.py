@@ -8,6 +8,9 @@ import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
+from megaopt_checkpoint.ranks import Ranks
+from megaopt_checkpoint.restore.plan import plan_load
+from megaopt_checkpoint.state_dicts.source import torch_source
 from megaopt_testing import temporary_plugin
 from torch import nn
 
@@ -16,7 +19,7 @@ from megaopt_core.errors import CheckpointMismatchError, DoubtfulRolesWarning, S
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import MATRIX, MatrixView, Role, RoleDecision
 from megaopt_core.registry import reset_registry
-from megaopt_core.state import Ranks, names_in, plan_load, torch_source
+from megaopt_core.state import names_in
 
 
 class Optimizers:

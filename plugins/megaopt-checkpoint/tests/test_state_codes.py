@@ -8,6 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
+from megaopt_checkpoint.values.codes import coded_runs
 from megaopt_lowbit.scaled import ScaledCode
 from megaopt_testing import temporary_plugin
 from random_cuts import random_cuts
@@ -28,7 +29,6 @@ from megaopt_core.optimizers import OptimizerPart
 from megaopt_core.params import Shard, whole
 from megaopt_core.precision import Decoder
 from megaopt_core.sharding import Piece, PieceSpec, ShardedParams
-from megaopt_core.state._values.codes import coded_runs
 
 pytestmark = pytest.mark.any_python
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_checkpoint.collected import collect_state
 from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
 from random_cuts import random_cuts
@@ -14,7 +15,6 @@ from training import make, train, values
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import collect_state
 
 pytestmark = pytest.mark.any_python
 

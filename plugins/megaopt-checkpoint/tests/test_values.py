@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_checkpoint import decode, encode, load_checkpoint, save_checkpoint
 from training import make
 
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import decode, encode
 
 pytestmark = pytest.mark.any_python
 

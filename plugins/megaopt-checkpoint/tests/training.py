@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megaopt_checkpoint import SlicedTensor
+from megaopt_checkpoint.collected import collect_state
 from megaopt_checkpoint.manifest import write_manifest
 from megaopt_testing import temporary_plugin
 from megaopt_testing.models import TinyGPT
@@ -14,7 +16,6 @@ from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, get_registry, hookimpl
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.state import SlicedTensor, collect_state
 
 
 class StandIn:

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from megaopt_checkpoint.background import background_of
+from megaopt_checkpoint.ranks import Ranks
 
 from megaopt_core.errors import CheckpointError
 from megaopt_core.parallel import timeout_of
-from megaopt_core.state import Ranks
 
 pytestmark = pytest.mark.any_python
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch.distributed as dist
 from attrs import define, field, frozen
 
+from megaopt_checkpoint.ranks import Ranks
 from megaopt_core.errors import CheckpointError
 from megaopt_core.parallel import timeout_of
-from megaopt_core.state import Ranks
 
 __all__ = ["Background", "PendingSave", "background_of", "in_thread"]
 

@@ -22,13 +22,14 @@ from megaopt_checkpoint.memory import bytes_of
 from megaopt_checkpoint.parsing import parse_manifest
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.staging import begin
+from megaopt_checkpoint.stored import Manifest, StoredChunk, StoredTensor
 from megaopt_checkpoint.strict_json import read_json
+from megaopt_checkpoint.values.encoding import dtype_named
 from megaopt_checkpoint.verify import check_files
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import write_alone
 from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor, dtype_named
 
 __all__ = ["consolidate", "convert_checkpoint", "expand"]
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_checkpoint.planning import plan_checkpoint
+from megaopt_checkpoint.ranks import Ranks
 from megaopt_checkpoint.renaming import renamed
+from megaopt_checkpoint.state_dicts.source import torch_source
 from megaopt_core.errors import StateDictError
 from megaopt_core.params import named_params
-from megaopt_core.state import Ranks, names_in, torch_source
+from megaopt_core.state import names_in
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from megaopt_checkpoint.coverage import tiles
+from megaopt_checkpoint.ranks import Ranks
 from megaopt_core.errors import CheckpointError
 from megaopt_core.params import shown
-from megaopt_core.state import OwnedState, Ranks, piece_states
+from megaopt_core.state import OwnedState, piece_states
 
 if TYPE_CHECKING:
     import torch

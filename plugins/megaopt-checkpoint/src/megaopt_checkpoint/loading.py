@@ -19,10 +19,10 @@ from megaopt_checkpoint.model_tensors import (
     require_pair,
 )
 from megaopt_checkpoint.planning import plan_checkpoint
+from megaopt_checkpoint.ranks import Ranks
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.verify import check_files
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,9 +12,9 @@ from attrs import asdict
 from megaopt_checkpoint.files import write_durably
 from megaopt_checkpoint.folder import HeldFolder
 from megaopt_checkpoint.parsing import parse_manifest
+from megaopt_checkpoint.stored import Manifest
 from megaopt_checkpoint.strict_json import read_json
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import Manifest
 
 __all__ = ["MANIFEST", "manifest_in", "parse_manifest", "read_manifest", "write_manifest"]
 

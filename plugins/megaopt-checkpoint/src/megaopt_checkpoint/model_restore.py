@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
+from megaopt_checkpoint.ranks import Ranks
+from megaopt_checkpoint.restore.fitting import require_tensors
+from megaopt_checkpoint.restore.matching import LoadedBeside
+from megaopt_checkpoint.restore.source import Request, Source, read_values
 from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointMismatchError
-from megaopt_core.state import (
-    LoadedBeside,
-    Ranks,
-    Request,
-    Source,
-    load_or_restore,
-    named_errors,
-    read_values,
-    require_same_shapes,
-    require_tensors,
-)
+from megaopt_core.state import load_or_restore, named_errors, require_same_shapes
 
 if TYPE_CHECKING:
     from megaopt_checkpoint.model_tensors import ModelTensors
@@ -138,7 +132,7 @@ class ModelRestore:
             undo: receives what takes it back.
         """
         for module, value in self.objects:
-            with named_errors(self.source, f"{type(module).__name__} does not take its extra state"):
+            with named_errors(self.source.name, f"{type(module).__name__} does not take its extra state"):
                 undo.append(load_or_restore(module.set_extra_state, value, module.get_extra_state()))
 
     def write(self) -> None:
@@ -154,4 +148,4 @@ def _check_shapes(source: Source, model: ModelTensors, keys: Mapping[str, str]) 
     shapes = {
         name: (source.stored(key).shape, tuple(model.tensors[name].shape)) for name, key in keys.items()
     }
-    require_same_shapes(source, {name: both for name, both in shapes.items() if both[0] != both[1]})
+    require_same_shapes(source.name, {name: both for name, both in shapes.items() if both[0] != both[1]})

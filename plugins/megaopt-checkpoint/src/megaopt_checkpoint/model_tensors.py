@@ -9,11 +9,12 @@ import torch
 from attrs import define, field
 
 from megaopt_checkpoint.given import name_of_chunk
+from megaopt_checkpoint.values.encoding import encode
+from megaopt_checkpoint.values.sliced import sliced
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import named_modules, shown
 from megaopt_core.sharding import wrappers_of
-from megaopt_core.state import encode, sliced
 
 if TYPE_CHECKING:
     from megaopt_core.params import Shard

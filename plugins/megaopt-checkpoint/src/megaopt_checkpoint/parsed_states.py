@@ -12,8 +12,8 @@ from attrs import frozen
 
 from megaopt_checkpoint.coverage import tiles
 from megaopt_checkpoint.schema import Schema
+from megaopt_checkpoint.stored import StoredTensor
 from megaopt_core.errors import CheckpointCorruptError
-from megaopt_core.state import StoredTensor
 
 __all__ = ["References", "check_model", "check_optimizer"]
 

@@ -15,8 +15,8 @@ from megaopt_checkpoint.checksums import DIGITS
 from megaopt_checkpoint.coverage import tiles
 from megaopt_checkpoint.parsed_states import References, check_model, check_optimizer
 from megaopt_checkpoint.schema import Schema
+from megaopt_checkpoint.stored import CHECKSUMS, Manifest, StoredChunk, StoredTensor, require_format
 from megaopt_checkpoint.strict_json import without_collection
-from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor, require_format
 
 __all__ = ["parse_manifest"]
 

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from megaopt_checkpoint.load_report import LoadReport
 from megaopt_checkpoint.model_restore import ModelRestore
+from megaopt_checkpoint.ranks import Ranks
 from megaopt_checkpoint.renaming import NameTable, Rename
+from megaopt_checkpoint.restore.matching import LoadedBeside
+from megaopt_checkpoint.restore.plan import LoadPlan, plan_load
+from megaopt_checkpoint.restore.source import Source, read_values
 from megaopt_checkpoint.scheduler_restore import SchedulerRestore
-from megaopt_core.state import LoadedBeside, LoadPlan, Ranks, Source, named_errors, plan_load, read_values
+from megaopt_core.state import named_errors
 
 if TYPE_CHECKING:
     from megaopt_checkpoint.model_tensors import ModelTensors
@@ -51,7 +55,7 @@ def plan_checkpoint(
     report = _report(plan, names, frozenset() if restore is None else restore.here, ranks)
 
     def fill() -> None:
-        with named_errors(source, "it cannot be planned"):
+        with named_errors(source.name, "it cannot be planned"):
             if restore is not None:
                 report.converted.update(restore.plan())
                 plan.others.append(restore)

@@ -1,4 +1,4 @@
-"""Entry point of megaopt-checkpoint: the commands that it adds to megaopt, and the routing of a checkpoint."""
+"""Entry point of megaopt-checkpoint: its commands, states that ranks share, and the routing of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from megaopt_core.plugin_api import Commands, hookimpl
 
-if TYPE_CHECKING:  # it needs torch, and adding commands does not
-    from megaopt_core.plugin_api import StoredRouting
+if TYPE_CHECKING:  # they need torch, and adding commands does not
+    from megaopt_core.optimizers import MegatronOptimizer
+    from megaopt_core.plugin_api import SharedState, StoredRouting
 
-__all__ = ["megaopt_api", "megaopt_commands", "megaopt_stored_routing"]
+__all__ = ["megaopt_api", "megaopt_commands", "megaopt_shared_state", "megaopt_stored_routing"]
 
 megaopt_api = "1"
 
@@ -21,6 +22,14 @@ def megaopt_commands(commands: Commands) -> None:
 
     verify_command.add_command(commands)
     convert_command.add_command(commands)
+
+
+@hookimpl
+def megaopt_shared_state(optimizer: MegatronOptimizer) -> SharedState:
+    """Return how state dicts show the states that the ranks of an optimizer share."""
+    from megaopt_checkpoint.state_dicts.shared import SharedStateDict
+
+    return SharedStateDict(optimizer)
 
 
 @hookimpl

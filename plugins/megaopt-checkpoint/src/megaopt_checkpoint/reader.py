@@ -28,9 +28,10 @@ from megaopt_checkpoint.checksums import BoxSum
 from megaopt_checkpoint.folder import HeldFile, HeldFolder
 from megaopt_checkpoint.manifest import manifest_in
 from megaopt_checkpoint.memory import bytes_of
+from megaopt_checkpoint.stored import Manifest, StoredChunk, StoredTensor
+from megaopt_checkpoint.values.encoding import dtype_named
 from megaopt_checkpoint.verify import damaged
 from megaopt_core.errors import CheckpointCorruptError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor, dtype_named
 
 __all__ = ["CheckpointReader", "metadata_of"]
 

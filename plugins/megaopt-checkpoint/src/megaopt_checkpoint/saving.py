@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from megaopt_checkpoint.background import PendingSave, background_of, in_thread
+from megaopt_checkpoint.collected import collect_state
+from megaopt_checkpoint.document import describe_optimizer, require_own_names, versions
 from megaopt_checkpoint.folder import folder_path
 from megaopt_checkpoint.given import given_chunks, require_sides
 from megaopt_checkpoint.held import require_coverage
@@ -24,21 +26,14 @@ from megaopt_checkpoint.model_tensors import (
     require_megaopt,
     require_pair,
 )
+from megaopt_checkpoint.ranks import Ranks
 from megaopt_checkpoint.retention import Removal, require_numbered
 from megaopt_checkpoint.staging import Staging, begin, staging_folder
+from megaopt_checkpoint.stored import Manifest
+from megaopt_checkpoint.values.encoding import encode
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import failed, planner, write_alone
-from megaopt_core.state import (
-    Manifest,
-    Ranks,
-    collect_state,
-    describe_optimizer,
-    encode,
-    optimizer_names,
-    plugins_of,
-    require_own_names,
-    versions,
-)
+from megaopt_core.state import optimizer_names, plugins_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

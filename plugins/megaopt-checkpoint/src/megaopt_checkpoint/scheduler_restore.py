@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from megaopt_checkpoint.restore.source import Source, read_values
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params import shown
-from megaopt_core.state import Source, named_errors, read_values
+from megaopt_core.state import named_errors
 
 __all__ = ["SchedulerRestore"]
 
@@ -59,7 +60,7 @@ class SchedulerRestore:
         """
         before = dict(vars(self.scheduler))
         undo.append(lambda: vars(self.scheduler).update(before))
-        with named_errors(self.source, "the scheduler does not take its state"):
+        with named_errors(self.source.name, "the scheduler does not take its state"):
             self.scheduler.load_state_dict(self.state)
 
     def write(self) -> None:

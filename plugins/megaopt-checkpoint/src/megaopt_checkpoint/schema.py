@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from attrs import fields, frozen
 
+from megaopt_checkpoint.values.encoding import decode, dtype_named
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, ViewError
 from megaopt_core.params import MatrixView, Role
-from megaopt_core.state import decode, dtype_named
 
 __all__ = ["Schema", "matrix_view"]
 

@@ -12,10 +12,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from megaopt_checkpoint.folder import MOST_OPEN, HeldFolder, folder_path
 from megaopt_checkpoint.manifest import manifest_in
 from megaopt_checkpoint.reader import CheckpointReader
+from megaopt_checkpoint.restore.source import Request
 from megaopt_checkpoint.staging import recover
+from megaopt_checkpoint.stored import Manifest, StoredTensor
 from megaopt_checkpoint.verify import require_files
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import Manifest, Request, StoredTensor
 
 __all__ = ["FileSource"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from megaopt_checkpoint.checksums import sums, threads
 from megaopt_checkpoint.folder import HeldFile, HeldFolder
 from megaopt_checkpoint.manifest import manifest_in
+from megaopt_checkpoint.stored import Manifest, StoredChunk
 from megaopt_core.errors import CheckpointCorruptError
-from megaopt_core.state import Manifest, StoredChunk
 
 __all__ = ["check_files", "damaged", "require_files", "verify_checkpoint"]
 

@@ -28,9 +28,9 @@ from torch.futures import Future
 from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.manifest import write_manifest
 from megaopt_checkpoint.memory import bytes_of
+from megaopt_checkpoint.stored import Manifest, StoredChunk, StoredTensor
 from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor
 
 __all__ = ["CheckpointWriter", "rank_file"]
 

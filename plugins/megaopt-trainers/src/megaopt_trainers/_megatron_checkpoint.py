@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megaopt_checkpoint import Chunk, SlicedTensor
 
 from megaopt_core import MegatronOptimizer
 from megaopt_core.errors import StateDictError
 from megaopt_core.parallel import gather_objects, is_distributed
-from megaopt_core.state import Chunk, SlicedTensor
 
 __all__ = ["FORMAT", "load_sharded", "sharded_state"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megaopt_checkpoint import SlicedTensor
 
 from megaopt_core.errors import StateDictError
-from megaopt_core.state import SlicedTensor
 
 __all__ = ["whole_state_dict"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
+from megaopt_checkpoint import SlicedTensor
 
 from megaopt_core.params import is_dtensor, local_tensor
-from megaopt_core.state import SlicedTensor
 
 __all__ = ["show_parts"]
 

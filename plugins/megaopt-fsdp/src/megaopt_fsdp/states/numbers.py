@@ -10,10 +10,10 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megaopt_checkpoint import SlicedTensor
 
 from megaopt_core.parallel import communicates, gather_objects
 from megaopt_core.params import is_dtensor, local_tensor
-from megaopt_core.state import SlicedTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import define, field, frozen
+from megaopt_checkpoint import SlicedTensor, decode, encode
 
 from megaopt_core.errors import CheckpointError, StateDictError
 from megaopt_core.parallel import gather_objects
 from megaopt_core.params import Box, Shard, is_dtensor, local_tensor, numel_of, whole
-from megaopt_core.state import SlicedTensor, decode, encode
 from megaopt_fsdp.states.boxes import move_boxes, rows_of
 
 if TYPE_CHECKING:

@@ -8,27 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from megaopt_core.errors import CheckpointMismatchError
-from megaopt_core.params._names import shown
-from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.registry._missing import absent_plugin
-from megaopt_core.registry._registry import get_registry
-from megaopt_core.state._document import (
-    described_view,
+from megaopt_checkpoint.ranks import Ranks
+from megaopt_checkpoint.restore.source import Source
+from megaopt_core.precision import MAIN_PARAM
+from megaopt_core.state import (
+    mismatch,
     optimizer_names,
-    plugins_of,
-    readers_of,
-    stored_view,
-    views_of,
+    piece_states,
+    require_names,
+    require_same_shapes,
+    stepped_otherwise,
 )
-from megaopt_core.state._pieces import piece_states
-from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.fitting import mismatch, require_same_shapes
-from megaopt_core.state._sources import Source
 
 if TYPE_CHECKING:
-    from megaopt_core.params._views import MatrixView
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.optimizers import MegatronOptimizer
 
 __all__ = ["LoadedBeside", "Matching", "match"]
 
@@ -104,7 +97,7 @@ class Matching:
 
 
 def match(
-    source: Source, optimizer: NamedState | None, beside: LoadedBeside, *, strict: bool, ranks: Ranks
+    source: Source, optimizer: MegatronOptimizer | None, beside: LoadedBeside, *, strict: bool, ranks: Ranks
 ) -> Matching:
     """Compare names, shapes and optimizers: a collective; nothing is changed.
 
@@ -126,7 +119,7 @@ def match(
     ranks.agree(lambda: _check_shapes(found, optimizer))
     found.here = frozenset[str]().union(*ranks.gather(set(steps) & set(mine)))
     if optimizer is not None and source.manifest.optimizer is None:
-        raise mismatch(source, "was saved without an optimizer; load it with optimizer=None")
+        raise mismatch(source.name, "was saved without an optimizer; load it with optimizer=None")
     used = {name: find(name, stored) for name in sorted(found.here)}
     found.missing = (*beside.missing, *(f"{name} (state)" for name, there in used.items() if there is None))
     for name in () if optimizer is None or optimizer.late is None else optimizer.late.keepable():
@@ -138,36 +131,23 @@ def match(
     found.unexpected = (*beside.unexpected, *(f"{name} (state)" for name in left))
     if strict:
         routing = None if optimizer is None else optimizer.routing
-        _require_names(
-            found, [name for name in (routing.frozen if routing else ()) if find(name, stored) in left]
+        frozen = [name for name in (routing.frozen if routing else ()) if find(name, stored) in left]
+        require_names(source.name, found.missing, found.unexpected, frozen)
+    found.reset = ranks.agree(
+        lambda: stepped_otherwise(
+            source.name,
+            {name: found.record(name) for name in found.state},
+            optimizer,
+            plugins=source.manifest.plugins,
+            readers=source.manifest.written.get("roles", ""),
+            strict=strict,
         )
-    readers = "" if optimizer is None else readers_of(optimizer)
-    views = {} if optimizer is None else views_of(optimizer)
-    ranks.agree(lambda: _compare_optimizers(found, steps, views, readers, strict))
+    )
+    found.same = [name for name in found.state if name not in found.reset]
     return found
 
 
-def _require_names(found: Matching, frozen: list[str]) -> None:
-    parts = []
-    if found.missing:
-        parts.append(f"it lacks {shown(found.missing)}")
-    if found.unexpected:
-        parts.append(f"it has {shown(found.unexpected)}, which is not here")
-    if frozen:
-        parts.append(
-            f"{shown(frozen)} is frozen here, where this sharding gives state no place: build the optimizer with the "
-            "parameter trainable and its learning rate 0"
-        )
-    if parts:
-        raise mismatch(
-            found.source,
-            f"does not fit: {'; '.join(parts)}. strict=False loads what fits, and rename= of load_checkpoint maps old "
-            "names to new ones",
-            [name.removesuffix(" (state)") for name in (*found.missing, *found.unexpected)],
-        )
-
-
-def _check_shapes(found: Matching, optimizer: NamedState | None) -> None:
+def _check_shapes(found: Matching, optimizer: MegatronOptimizer | None) -> None:
     wrong = {}
     for piece in () if optimizer is None else piece_states(optimizer):
         for _, shard in piece.members:
@@ -175,68 +155,4 @@ def _check_shapes(found: Matching, optimizer: NamedState | None) -> None:
                 there = tuple(found.record(shard.name)["shape"])
                 if there != shard.shape:
                     wrong[shard.name] = there, shard.shape
-    require_same_shapes(found.source, wrong)
-
-
-def _compare_optimizers(
-    found: Matching,
-    steps: Mapping[str, str],
-    views: Mapping[str, tuple[MatrixView, tuple[int, ...]]],
-    readers: str,
-    strict: bool,
-) -> None:
-    plugins = found.source.manifest.plugins
-    registry, brought = get_registry(), plugins_of(filter(None, steps.values()))
-    there = found.source.manifest.written.get("roles", "")
-    otherwise = (
-        ""
-        if there == readers
-        else f" (roles read by {there or 'nobody'} there, by {readers or 'nobody'} here)"
-    )
-    for name in found.state:
-        saved = found.record(name)["optimizer"]
-        distribution, ours = plugins.get(saved), brought.get(saved)
-        if saved in {steps.get(name), None}:
-            seen = _seen_otherwise(found.record(name), views.get(name))
-            if distribution and ours and distribution != ours:
-                found.reset[name] = f"it was stepped by {saved!r} of {distribution}, here by that of {ours}"
-            elif seen:
-                found.reset[name] = f"{seen}{otherwise}"
-            else:
-                found.same.append(name)
-            continue
-        if distribution and absent_plugin(saved, saved, distribution, registry.plugins()) is not None:
-            absent = f"{saved!r} of {distribution}, which is not installed here (pip install {distribution})"
-            if strict:
-                raise CheckpointMismatchError(
-                    f"{found.source.name}: the state of {name!r} was made by {absent}; strict=False lets it start anew",
-                    path=found.source.name,
-                    names=[name],
-                )
-            found.reset[name] = f"it was stepped by {absent}"
-        else:
-            found.reset[name] = f"it was stepped by {saved!r}, here by {steps.get(name)!r}{otherwise}"
-    if strict and found.reset:
-        described = [f"{name!r}: {why.removesuffix(otherwise)}" for name, why in found.reset.items()]
-        raise mismatch(
-            found.source,
-            f"routes {len(described)} parameters otherwise{otherwise}: {shown(described)}. Build the optimizer with "
-            "the same configuration and overrides, or with the checkpoint's routing (build_optimizer(..., "
-            "routing=path)), or let their state start anew: strict=False",
-            found.reset,
-        )
-
-
-def _seen_otherwise(record: Mapping[str, Any], here: tuple[MatrixView, tuple[int, ...]] | None) -> str:
-    """Return how a parameter was seen as other matrices than it is here; nothing if it was not, or nobody knows."""
-    if here is None:
-        return ""
-    there = stored_view(record)
-    if there is None:
-        return ""
-    (before, of), (now, shape) = there, here
-    if before.is_like(now, of, shape):
-        return ""
-    if str(before) == str(now):  # pieces or heads differ, which only some settings ask for
-        return f"it was seen as {described_view(before, of)}, is here as {described_view(now, shape)}"
-    return f"it was seen as {before}, is here as {now}"
+    require_same_shapes(found.source.name, wrong)

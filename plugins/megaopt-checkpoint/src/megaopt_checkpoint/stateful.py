@@ -8,24 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_checkpoint.collected import PREFIX, collect_state
+from megaopt_checkpoint.description import read_description
+from megaopt_checkpoint.document import describe_optimizer, require_own_names, versions
+from megaopt_checkpoint.ranks import Ranks
+from megaopt_checkpoint.restore.plan import plan_load
+from megaopt_checkpoint.restore.source import MemorySource
+from megaopt_checkpoint.stored import FORMAT_VERSION, Manifest, StoredTensor
+from megaopt_checkpoint.values.sliced import SlicedTensor
 from megaopt_core.errors import CheckpointMismatchError, StateDictError
-from megaopt_core.state._collected import PREFIX, collect_state
-from megaopt_core.state._description import read_description
-from megaopt_core.state._document import (
-    describe_optimizer,
-    optimizer_names,
-    plugins_of,
-    require_own_names,
-    versions,
-)
-from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredTensor
-from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.plan import plan_load
-from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._values.sliced import SlicedTensor
+from megaopt_core.state import optimizer_names, plugins_of
 
 if TYPE_CHECKING:
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.optimizers import MegatronOptimizer
 
 __all__ = ["OptimizerCheckpointState"]
 
@@ -55,7 +50,7 @@ class OptimizerCheckpointState:
         ...     dcp.load({"optim": optimizer.checkpoint_state()}, checkpoint_id=folder, no_dist=True)
     """
 
-    def __init__(self, optimizer: NamedState) -> None:
+    def __init__(self, optimizer: MegatronOptimizer) -> None:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from attrs import frozen
 
-from megaopt_core.config._dtypes import dtype_name
-from megaopt_core.state._manifest import Manifest, StoredTensor
-from megaopt_core.state._values.chunks import Chunk
-from megaopt_core.state._values.encoding import decode, dtype_named
-from megaopt_core.state._values.sliced import SlicedTensor
+from megaopt_checkpoint.stored import Manifest, StoredTensor
+from megaopt_checkpoint.values.chunks import Chunk
+from megaopt_checkpoint.values.encoding import decode, dtype_named
+from megaopt_checkpoint.values.sliced import SlicedTensor
+from megaopt_core.config import dtype_name
 
 __all__ = ["MemorySource", "Request", "Source", "read_values"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
+from megaopt_checkpoint.values.chunks import Chunk, chunks_of
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.params._shards import Shard
-from megaopt_core.state._values.chunks import Chunk, chunks_of
+from megaopt_core.params import Shard
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex

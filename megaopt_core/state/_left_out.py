@@ -1,8 +1,8 @@
-"""States of frozen parameters, which torch's functions leave out of a state dict that they load."""
+"""States that a state dict lacks: those of frozen parameters, which torch's functions leave out, and any other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,18 +10,21 @@ import torch
 from megaopt_core.errors import StateDictError
 from megaopt_core.params._names import shown
 from megaopt_core.params._parts import local_tensor
-from megaopt_core.state._document import ROUTED, STEPPED
+from megaopt_core.precision._policy import MAIN_PARAM
+from megaopt_core.state._origin import ROUTED, STEPPED
 
 if TYPE_CHECKING:
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.state._protocol import StatefulOptimizer
 
-__all__ = ["with_left_out"]
+__all__ = ["FROM_ALL_RANKS", "require_state", "with_left_out"]
+
+FROM_ALL_RANKS = "load on all ranks what save_checkpoint() or torch.distributed.checkpoint has saved"
+"""What to do where one rank's state dict is not enough."""
 
 
-type _StateDict = Mapping[str, Any]
-
-
-def with_left_out(optimizer: NamedState, state_dict: _StateDict, names: Sequence[str]) -> _StateDict:
+def with_left_out(
+    optimizer: StatefulOptimizer, state_dict: Mapping[str, Any], names: Sequence[str]
+) -> Mapping[str, Any]:
     """Return a state dict with those states of frozen parameters that torch has read into their places already.
 
     Args:
@@ -62,7 +65,35 @@ def with_left_out(optimizer: NamedState, state_dict: _StateDict, names: Sequence
     return {**state_dict, "state": {**states, **here}}
 
 
-def _had_state(optimizer: NamedState, groups: Sequence[_StateDict], frozen: Mapping[str, Any]) -> set[str]:
+def require_state(optimizer: StatefulOptimizer, without: Collection[str], lacking: Collection[str]) -> None:
+    """Raise where a state dict lacks the state of a parameter: it has been stepped here, or was where it is from.
+
+    Args:
+        optimizer: what will load it.
+        without: the parameters that have no state there, and were not saved before their first step.
+        lacking: those whose state is said to be elsewhere, or has been taken out.
+
+    Raises:
+        StateDictError: it does.
+    """
+    stepped = any(part.changes.has_step for part in optimizer.parts)
+    for param, name in optimizer.names.items():
+        if name not in without or not (stepped or name in lacking) or not param.numel():
+            continue
+        kept = {key for key, value in optimizer.state[param].items() if isinstance(value, torch.Tensor)}
+        if kept - {MAIN_PARAM}:
+            words = (
+                f"the state dict lacks the state of {name!r}, as that of one rank lacks what other ranks keep: "
+                f"{FROM_ALL_RANKS}"
+                if name in lacking
+                else f"the state dict has no state of {name!r}, which has been stepped here"
+            )
+            raise StateDictError(f"{words}; strict=False leaves what this optimizer has", names=[name])
+
+
+def _had_state(
+    optimizer: StatefulOptimizer, groups: Sequence[Mapping[str, Any]], frozen: Mapping[str, Any]
+) -> set[str]:
     """Return the parameters that had a state; a flattened state dict only tells of those in groups like ours."""
     told = next((group[ROUTED][STEPPED] for group in groups if STEPPED in group.get(ROUTED, {})), None)
     if told is not None:
@@ -71,7 +102,9 @@ def _had_state(optimizer: NamedState, groups: Sequence[_StateDict], frozen: Mapp
     return {name for group in groups for name in group.get("param_names", ())} - stateless
 
 
-def _is_live(optimizer: NamedState, param: torch.nn.Parameter, state: Mapping[str, Any] | None) -> bool:
+def _is_live(
+    optimizer: StatefulOptimizer, param: torch.nn.Parameter, state: Mapping[str, Any] | None
+) -> bool:
     """Return whether a state's tensors are the very ones that the optimizer has."""
     for key, value in (state or {}).items():
         present = optimizer.state[param].get(key)

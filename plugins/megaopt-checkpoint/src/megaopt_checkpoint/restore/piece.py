@@ -9,21 +9,20 @@ from typing import Any, NoReturn
 import torch
 from attrs import define, evolve, field, frozen
 
+from megaopt_checkpoint.restore.source import Request, Source
+from megaopt_checkpoint.values.codes import coded_runs
+from megaopt_checkpoint.values.encoding import decode, dtype_named
+from megaopt_checkpoint.values.sliced import sliced
 from megaopt_core.errors import CheckpointMismatchError
-from megaopt_core.params._shards import Shard
-from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.precision._state_codes import BLOCKS, SCALED, StoredSlice
-from megaopt_core.registry._catalogue import PRECISION_AWARE, PRECISION_POLICIES
-from megaopt_core.registry._missing import absent_plugin
-from megaopt_core.registry._registry import get_registry
-from megaopt_core.state._pieces import PieceState
-from megaopt_core.state._restore.fitting import misfit
-from megaopt_core.state._sources import Request, Source
-from megaopt_core.state._values.codes import coded_runs
-from megaopt_core.state._values.encoding import decode, dtype_named
-from megaopt_core.state._values.sliced import sliced
+from megaopt_core.params import Shard
+from megaopt_core.precision import BLOCKS, MAIN_PARAM, SCALED, StoredSlice
+from megaopt_core.registry import absent_plugin, get_registry
+from megaopt_core.state import PieceState, misfit
 
 __all__ = ["Member", "PieceRestore"]
+
+_LOWBIT = "megaopt-lowbit"
+"""Reads the codes whose layouts the core names."""
 
 
 @frozen
@@ -107,7 +106,7 @@ class PieceRestore:
             self._plan_number(key, present, holders)
         for member in holders:
             for value in _values(member.state[key]):
-                why = misfit(key, present, value)
+                why = misfit(key, present, decode(value, _some_tensor))
                 if why is not None:
                     self._mismatch(key, member, f"is {value!r}, which {why}")
 
@@ -270,6 +269,10 @@ def _same_box(entry: Sequence[Any], shard: Shard) -> bool:
     return (tuple(entry[0]), tuple(entry[1])) == shard.box
 
 
+def _some_tensor(key: str) -> torch.Tensor:
+    return torch.empty(2, device="meta")
+
+
 def _no_tensor(key: str) -> torch.Tensor:
     raise CheckpointMismatchError(f"{key!r} stands where a number is expected")
 
@@ -309,6 +312,5 @@ def _latest(values: Sequence[Any]) -> Any:
 def _who_reads(code: str) -> str:
     """Return which plugin is missing for a code, or by which hook one would offer it."""
     plugins = get_registry().plugins()
-    brings = PRECISION_POLICIES[PRECISION_AWARE] if code in (BLOCKS, SCALED) else None
-    absent = brings and absent_plugin(f"the code {code!r}", code, brings, plugins)
+    absent = code in (BLOCKS, SCALED) and absent_plugin(f"the code {code!r}", code, _LOWBIT, plugins)
     return str(absent) if absent else "a plugin offers it by the hook megaopt_state_codes"

@@ -9,74 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_checkpoint.collected import state_key
+from megaopt_checkpoint.restore.source import MemorySource
+from megaopt_checkpoint.state_dicts.over_ranks import StateOfOtherRanks
+from megaopt_checkpoint.stored import Manifest
+from megaopt_checkpoint.values.encoding import AsIs
+from megaopt_checkpoint.values.sliced import SlicedTensor, joined, sliced
 from megaopt_core.errors import StateDictError
-from megaopt_core.params._parts import is_dtensor, local_tensor
-from megaopt_core.params._shards import Shard, whole
-from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.state._collected import state_key
-from megaopt_core.state._document import ROUTED, STEPPED, settings_of, stored_view
-from megaopt_core.state._manifest import Manifest
-from megaopt_core.state._pieces import PieceState, is_number, piece_states
-from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._torch_schema.over_ranks import StateOfOtherRanks
-from megaopt_core.state._torch_schema.rearranged import told_at
-from megaopt_core.state._values.encoding import AsIs
-from megaopt_core.state._values.sliced import SlicedTensor, joined, sliced
+from megaopt_core.params import Shard, is_dtensor, local_tensor, whole
+from megaopt_core.precision import MAIN_PARAM
+from megaopt_core.state import PieceState, is_number, origin_in, origin_of, piece_states, settings_of, told_at
 
 if TYPE_CHECKING:
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.optimizers import MegatronOptimizer
 
-__all__ = ["lacking_state", "names_in", "torch_source"]
-
-
-def names_in(state_dict: Mapping[str, Any]) -> list[str] | None:
-    """Return the names of a state dict's parameters in the order of its groups; None when it has none.
-
-    Args:
-        state_dict: what an optimizer of torch, or one of ours, returned.
-
-    Raises:
-        StateDictError: it is no such thing.
-    """
-    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
-        raise StateDictError("an optimizer state dict has the keys 'state' and 'param_groups'")
-    groups = state_dict["param_groups"]
-    _require_groups(groups)
-    if not isinstance(state_dict["state"], Mapping):
-        raise StateDictError(
-            f"'state' of an optimizer state dict maps indices or names to states, got {_kind(state_dict['state'])}"
-        )
-    indices = [index for group in groups for index in group["params"]]
-    if all("param_names" in group for group in groups):
-        return [name for group in groups for name in group["param_names"]]
-    return indices if indices and all(isinstance(index, str) for index in indices) else None
-
-
-def _require_groups(groups: object) -> None:
-    """Raise unless groups are what torch's schema has: mappings that list their parameters by number or by name."""
-    if not isinstance(groups, (list, tuple)):
-        raise StateDictError(
-            f"'param_groups' of an optimizer state dict is a list of groups, got {_kind(groups)}"
-        )
-    for at, group in enumerate(groups):
-        if not (isinstance(group, Mapping) and "params" in group):
-            raise StateDictError(
-                f"param group {at} of the state dict is a mapping with the key 'params', got {_kind(group)}"
-            )
-        for key, kinds, words in (
-            ("params", (int, str), "numbers or names"),
-            ("param_names", (str,), "names"),
-        ):
-            listed = group.get(key, [])
-            if not isinstance(listed, (list, tuple)) or not all(isinstance(each, kinds) for each in listed):
-                raise StateDictError(
-                    f"param group {at} of the state dict: {key!r} is a list of {words}, got {_kind(listed)}"
-                )
-
-
-def _kind(value: object) -> str:
-    shown = repr(value)
-    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:60] + '...'}"
+__all__ = ["lacking_state", "torch_source"]
 
 
 def lacking_state(state_dict: Mapping[str, Any], names: Sequence[str]) -> set[str]:
@@ -110,7 +57,7 @@ def _is_boxless(value: Any) -> bool:
 
 
 def torch_source(
-    optimizer: NamedState,
+    optimizer: MegatronOptimizer,
     state_dict: Mapping[str, Any],
     names: Sequence[str],
     renamed: Callable[[str], str] = lambda name: name,
@@ -133,7 +80,7 @@ def torch_source(
             f"the state dict names {len(names)} parameters but lists {len(indices)}", names=names
         )
     here, tensors, fresh = _Here(optimizer), dict[str, torch.Tensor](), set(state_dict.get("fresh", ()))
-    routed = [_routed(group) for group in groups]
+    routed = [origin_in(group) for group in groups]
     parameters: dict[str, Any] = {}
     for name, index, position in zip(names, indices, told_at(groups, names), strict=True):
         values = state_dict["state"].get(index, {})
@@ -151,7 +98,7 @@ def torch_source(
         shape = here.shape(name_here, kept)
         told = {} if position is None else routed[position]
         parameters[name] = {
-            "optimizer": told.get("optimizer") or None,
+            **origin_of(told, name),
             "group": position,
             "shape": list(shape),
             "state": {
@@ -160,7 +107,6 @@ def torch_source(
                 if not here.is_nothing(name_here, value)
             },
             **({"fresh": True} if is_fresh else {}),
-            **_seen(told, name),
         }
     described = {
         "parameters": parameters,
@@ -178,33 +124,6 @@ def _is_left_out(value: Any) -> bool:
     return value is None or (isinstance(value, Mapping) and not value)
 
 
-def _routed(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a group says of who stepped it; that of torch's own optimizers says nothing."""
-    told = group.get(ROUTED, {})
-    if isinstance(told, Mapping) and (
-        not told
-        or (
-            told.keys() | {"views", STEPPED} == {"optimizer", "distribution", "roles", "views", STEPPED}
-            and all(isinstance(value, str) for key, value in told.items() if key != "views")
-            and isinstance(told.get("views", {}), Mapping)
-        )
-    ):
-        return told
-    raise StateDictError(
-        f"{ROUTED!r} of a param group of the state dict tells optimizer, distribution and what it rests on, got "
-        f"{_kind(told)}"
-    )
-
-
-def _seen(told: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return how a parameter was seen as matrices, as a checkpoint describes it; nothing if that is not told."""
-    if "views" not in told:
-        return {}
-    seen = {"role": "", "view": told["views"].get(name, {})}
-    stored_view({**seen, "shape": ()})
-    return seen
-
-
 def _is_written(key: str, value: Any) -> bool:
     """Return whether somebody wrote into a place that was exported before the first step."""
     return isinstance(value, torch.Tensor) and key != MAIN_PARAM and bool(value.any())
@@ -213,7 +132,7 @@ def _is_written(key: str, value: Any) -> bool:
 class _Here:
     """What is known here of the parameters that a state dict names."""
 
-    def __init__(self, optimizer: NamedState) -> None:
+    def __init__(self, optimizer: MegatronOptimizer) -> None:
         self._pieces: dict[str, list[tuple[PieceState, Shard]]] = {}
         for piece in piece_states(optimizer):
             for _, shard in piece.members:

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from megaopt_core.params._shards import Box, Shard, intersect
+from megaopt_core.params import Box, Shard, intersect
 
 __all__ = ["CodedRun", "coded_runs"]
 

@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from attrs import define, field
 
+from megaopt_checkpoint.ranks import Ranks
+from megaopt_checkpoint.restore.fitting import require_tensors
+from megaopt_checkpoint.restore.matching import LoadedBeside, Matching, match
+from megaopt_checkpoint.restore.piece import Member, PieceRestore
+from megaopt_checkpoint.restore.source import Request, Source, read_values
 from megaopt_core.errors import CheckpointError
-from megaopt_core.params._shards import Shard
-from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.state._pieces import piece_states
-from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.fitting import (
+from megaopt_core.params import Shard
+from megaopt_core.precision import MAIN_PARAM
+from megaopt_core.state import (
+    GroupMerge,
     load_or_restore,
+    merge_groups,
     mismatch,
     named_errors,
+    piece_states,
     require_settings,
-    require_tensors,
 )
-from megaopt_core.state._restore.group_settings import GroupMerge, merge_groups
-from megaopt_core.state._restore.matching import LoadedBeside, Matching, match
-from megaopt_core.state._restore.piece import Member, PieceRestore
-from megaopt_core.state._sources import Request, Source, read_values
 
 if TYPE_CHECKING:
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.optimizers import MegatronOptimizer
 
 __all__ = ["LoadPlan", "Restore", "keep_frozen", "plan_load"]
 
@@ -62,7 +63,7 @@ class LoadPlan:
 
     source: Source
     found: Matching
-    optimizer: NamedState | None = None
+    optimizer: MegatronOptimizer | None = None
     requests: list[Request] = field(factory=list)
     finals: list[Callable[[], None]] = field(factory=list)
     groups: GroupMerge = field(factory=GroupMerge)
@@ -91,7 +92,7 @@ class LoadPlan:
             self.groups.write(self.optimizer, undo)
         scaler = None if self.optimizer is None else self.optimizer.grad_scaler
         if self.scaler is not None and scaler is not None:
-            with named_errors(self.source, "the loss scaler does not take its state"):
+            with named_errors(self.source.name, "the loss scaler does not take its state"):
                 undo.append(load_or_restore(scaler.load_state_dict, self.scaler, scaler.state_dict()))
         for other in self.others:
             other.write_settings(undo)
@@ -120,7 +121,7 @@ class LoadPlan:
 
 def plan_load(
     source: Source,
-    optimizer: NamedState | None,
+    optimizer: MegatronOptimizer | None,
     *,
     strict: bool,
     ranks: Ranks,
@@ -145,14 +146,14 @@ def plan_load(
     plan = LoadPlan(source, found, optimizer)
 
     def fill() -> list[str]:
-        with named_errors(source, "it cannot be planned"):
+        with named_errors(source.name, "it cannot be planned"):
             return [] if optimizer is None else _plan_optimizer(plan, found, optimizer)
 
     absent = ranks.agree(fill)
     missing = sorted({entry for of_rank in ranks.gather(absent) for entry in of_rank})
     if missing and strict:
         raise mismatch(
-            source,
+            source.name,
             f"lacks state that the optimizer keeps here: {'; '.join(missing[:5])}; strict=False lets it start anew",
             [entry.partition(":")[0] for entry in missing],
         )
@@ -182,7 +183,7 @@ def keep_frozen(found: Matching, optimizer: Any) -> None:
         optimizer.late.keep([*names], apart=group not in here)
 
 
-def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> list[str]:
+def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimizer) -> list[str]:
     """Plan everything of an optimizer, and return `"name: key"` of state that is here but not in the checkpoint."""
     missing: list[str] = []
     records = {name: found.record(name) for name in found.same}
@@ -192,13 +193,14 @@ def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> l
     require_tensors(plan.source, plan.requests)
     described = plan.source.manifest.optimizer or {}
     plan.scaler = read_values(plan.source, described.get("scaler"))
+    groups = [
+        (read_values(plan.source, group["settings"]), read_values(plan.source, group["configured"]))
+        for group in described.get("groups", ())
+    ]
     plan.groups = merge_groups(
-        optimizer,
-        records,
-        described.get("groups", ()),
-        lambda key: read_values(plan.source, {"$tensor": key}),
+        optimizer, {name: record.get("group") for name, record in records.items()}, groups
     )
-    require_settings(plan.source, optimizer, plan.groups)
+    require_settings(plan.source.name, optimizer, plan.groups)
     return missing
 
 

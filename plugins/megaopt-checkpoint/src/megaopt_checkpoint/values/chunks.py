@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from megaopt_core.params._shards import Box, Shard
+from megaopt_core.params import Box, Shard
 
 __all__ = ["Chunk", "chunks_of"]
 

@@ -9,11 +9,10 @@ import torch
 from attrs import define, field
 
 from megaopt_core.errors import warn_user
-from megaopt_core.state._document import configured
-from megaopt_core.state._values.encoding import decode
+from megaopt_core.state._origin import configured
 
 if TYPE_CHECKING:
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.state._protocol import StatefulOptimizer
 
 __all__ = ["GroupMerge", "merge_groups"]
 
@@ -49,7 +48,7 @@ class GroupMerge:
                 UserWarning,
             )
 
-    def write(self, optimizer: NamedState, undo: list[Callable[[], None]]) -> None:
+    def write(self, optimizer: StatefulOptimizer, undo: list[Callable[[], None]]) -> None:
         """Write the settings into the public groups.
 
         Args:
@@ -79,40 +78,36 @@ class GroupMerge:
 
 
 def merge_groups(
-    optimizer: NamedState,
-    stored: Mapping[str, Mapping[str, Any]],
-    groups: Sequence[Mapping[str, Any]],
-    tensor: Callable[[str], torch.Tensor],
+    optimizer: StatefulOptimizer,
+    group_of: Mapping[str, int | None],
+    groups: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
 ) -> GroupMerge:
     """Decide about every setting of every group.
 
-    A setting has three values: what was configured when the checkpoint was saved, what it was by then (a schedule, the
-    optimizer or the user may have changed it), and what is configured now. Where the configuration is what it was, the
-    run goes on with the checkpoint's value; where it differs, somebody has changed it, and it wins.
+    A setting has three values: what was configured when it was saved, what it was by then (a schedule, the optimizer or
+    the user may have changed it), and what is configured now. Where the configuration is what it was, the run goes on
+    with the saved value; where it differs, somebody has changed it, and it wins. Where nobody knows what was
+    configured, as in a state dict, the saved value holds.
 
     Args:
         optimizer: the optimizer that is loaded.
-        stored: parameter name here to its record in the checkpoint, of those that the same optimizer steps.
-        groups: the checkpoint's groups.
-        tensor: returns tensors of encoded settings.
+        group_of: parameter here to its group there, of those that the same optimizer steps; None: nobody knows.
+        groups: of each group there its settings, and what was configured.
     """
     merge = GroupMerge()
     schedules = [schedule for each in optimizer.schedules if (schedule := each()) is not None]
     for index, (group, now) in enumerate(zip(optimizer.param_groups, configured(optimizer), strict=True)):
-        records = [stored[optimizer.names[p]] for p in group["params"] if optimizer.names[p] in stored]
-        sources = {record["group"] for record in records if record.get("group") is not None}
+        here = [group_of.get(optimizer.names[param]) for param in group["params"]]
+        positions = {position for position in here if position is not None}
         if not group["params"] and len(groups) == len(optimizer.param_groups):
-            sources = {index}
-        if not sources:
+            positions = {index}
+        if not positions:
             merge.changes.append({})
             continue
-        decoded = [
-            (decode(groups[s]["settings"], tensor), decode(groups[s]["configured"], tensor))
-            for s in sorted(sources)
-        ]
-        changes = _merge_one(merge, index, group, now, decoded)
+        sources = [groups[position] for position in sorted(positions)]
+        changes = _merge_one(merge, index, group, now, sources)
         for schedule in schedules:
-            _follow(schedule, merge, index, group, decoded[0][0], changes)
+            _follow(schedule, merge, index, group, sources[0][0], changes)
         merge.changes.append(changes)
     return merge
 

@@ -1,4 +1,4 @@
-"""Does what a checkpoint holds fit the values that are here: asked of all of it, before any of it is written."""
+"""Can a value take the place of another: asked of all that a load brings, before any of it is written."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import torch
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from megaopt_core.params._names import shown
-from megaopt_core.state._restore.group_settings import GroupMerge
-from megaopt_core.state._sources import MemorySource, Request, Source
-from megaopt_core.state._values.encoding import decode, dtype_named
 
 if TYPE_CHECKING:
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.state._group_settings import GroupMerge
+    from megaopt_core.state._protocol import StatefulOptimizer
 
 __all__ = [
     "fits",
@@ -24,11 +22,11 @@ __all__ = [
     "misfit",
     "mismatch",
     "named_errors",
+    "number_kind",
+    "require_names",
     "require_same_shapes",
     "require_settings",
-    "require_tensors",
 ]
-
 
 _COUNT = "step"
 """The key under which torch's optimizers, and those that follow them, count the steps of a parameter."""
@@ -39,23 +37,23 @@ _MAY_BE_NONE = ("max_lr", "min_lr", "start_wd", "end_wd")
 """Numbers of groups that None takes back: the scheduler's holds then."""
 
 
-def mismatch(source: Source, what: str, names: Iterable[str] = ()) -> CheckpointMismatchError:
-    """Return the error of a checkpoint that does not fit.
+def mismatch(source: str, what: str, names: Iterable[str] = ()) -> CheckpointMismatchError:
+    """Return the error of something saved that does not fit.
 
     Args:
-        source: the checkpoint.
+        source: what errors call that which is loaded.
         what: what is wrong with it; its name is put before that.
         names: the parameters that do not fit.
     """
-    return CheckpointMismatchError(f"{source.name} {what}", path=source.name, names=names)
+    return CheckpointMismatchError(f"{source} {what}", path=source, names=names)
 
 
 @contextmanager
-def named_errors(source: Source, what: str) -> Iterator[None]:
-    """Let whatever cannot be done with a checkpoint's values be an error that names the checkpoint.
+def named_errors(source: str, what: str) -> Iterator[None]:
+    """Let whatever cannot be done with saved values be an error that names their source.
 
     Args:
-        source: the checkpoint.
+        source: what errors call that which is loaded.
         what: what is done.
     """
     try:
@@ -66,11 +64,11 @@ def named_errors(source: Source, what: str) -> Iterator[None]:
         raise mismatch(source, f"does not fit: {what}: {type(error).__name__}: {error}") from error
 
 
-def require_same_shapes(source: Source, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    """Raise where shapes are others in a checkpoint.
+def require_same_shapes(source: str, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    """Raise where shapes are others than those that were saved.
 
     Args:
-        source: the checkpoint.
+        source: what errors call that which is loaded.
         wrong: name to its shape there and its shape here.
 
     Raises:
@@ -83,47 +81,61 @@ def require_same_shapes(source: Source, wrong: Mapping[str, tuple[tuple[int, ...
         raise mismatch(source, f"does not fit: {shown(described)}", wrong)
 
 
-def require_tensors(source: Source, requests: Iterable[Request]) -> None:
-    """Require that stored tensors have the shape and the kind of elements of the places that they go to.
+def require_names(
+    source: str,
+    missing: tuple[str, ...] | list[str],
+    unexpected: tuple[str, ...] | list[str],
+    frozen: list[str],
+) -> None:
+    """Raise unless names are the same on both sides.
 
     Args:
-        source: the checkpoint.
-        requests: `(key, place)` pairs.
+        source: what errors call that which is loaded.
+        missing: what is here, and was not saved; states end in `" (state)"`.
+        unexpected: what was saved, and is not here.
+        frozen: those of it that are frozen here, and have no place.
 
     Raises:
-        CheckpointMismatchError: one has not.
-        LookupError: tensors in memory are cut otherwise than their places.
+        CheckpointMismatchError: they are not.
     """
-    requests = list(requests)
-    for key, place in requests:
-        stored = source.stored(key)
-        there, here = _kind(dtype_named(stored.dtype)), _kind(place.dtype)
-        if tuple(place.shape) != stored.shape:
-            what = f"has shape {stored.shape} there and {tuple(place.shape)} here"
-        elif there != here:
-            what = f"holds {there} ({stored.dtype}) there and {here} ({place.dtype}) here"
-        else:
-            continue
-        raise mismatch(source, f"does not fit: {key} {what}", [key])
-    if isinstance(source, MemorySource):
-        source.require_boxes(requests)
+    parts = []
+    if missing:
+        parts.append(f"it lacks {shown(missing)}")
+    if unexpected:
+        parts.append(f"it has {shown(unexpected)}, which is not here")
+    if frozen:
+        parts.append(
+            f"{shown(frozen)} is frozen here, where this sharding gives state no place: build the optimizer with the "
+            "parameter trainable and its learning rate 0"
+        )
+    if parts:
+        raise mismatch(
+            source,
+            f"does not fit: {'; '.join(parts)}. strict=False loads what fits, and rename= of load_checkpoint maps old "
+            "names to new ones",
+            [name.removesuffix(" (state)") for name in (*missing, *unexpected)],
+        )
 
 
-def _kind(dtype: torch.dtype) -> str:
+def number_kind(dtype: torch.dtype) -> str:
+    """Return what a dtype holds, in words.
+
+    Args:
+        dtype: of a tensor.
+    """
     if dtype.is_floating_point:
         return "real numbers"
     return "complex numbers" if dtype.is_complex else "whole numbers"
 
 
-def misfit(key: str, present: Any, encoded: Any) -> str | None:
+def misfit(key: str, present: Any, given: Any) -> str | None:
     """Return why a value that is no tensor, such as a step count, cannot be what it should become; None: it can.
 
     Args:
         key: the state's key.
         present: what is here; None: nothing yet.
-        encoded: what is in the checkpoint.
+        given: what is in the checkpoint.
     """
-    given = decode(encoded, _some_tensor)
     if not fits(present, given):
         return f"cannot become what it is here, {_shown(present)}"
     return "counts no steps" if key == _COUNT and not _is_count(given) else None
@@ -133,10 +145,6 @@ def _is_count(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_meta or value.numel() != 1 or _is_count(value.item())
     return value is not None and (not isinstance(value, (bool, int, float)) or 0 <= value < _UNCOUNTED)
-
-
-def _some_tensor(key: str) -> torch.Tensor:
-    return torch.empty(2, device="meta")
 
 
 def _shown(value: Any) -> str:
@@ -175,11 +183,11 @@ def _fits_each(present: Any, value: Any) -> bool:
     return fits(present, value)
 
 
-def require_settings(source: Source, optimizer: NamedState, merge: GroupMerge) -> None:
+def require_settings(source: str, optimizer: StatefulOptimizer, merge: GroupMerge) -> None:
     """Require that settings of groups can be, and are of the kind that they are here.
 
     Args:
-        source: the checkpoint.
+        source: what errors call that which is loaded.
         optimizer: whose groups.
         merge: what a load will write.
 

@@ -10,11 +10,11 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from megaopt_checkpoint.ranks import Ranks
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.state._ranks import Ranks
 
 if TYPE_CHECKING:
-    from megaopt_core.routing._routing import Routing
+    from megaopt_core.routing import Routing
 
 __all__ = ["dump_group_map"]
 

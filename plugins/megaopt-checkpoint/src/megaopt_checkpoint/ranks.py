@@ -11,7 +11,7 @@ import torch.distributed as dist
 from attrs import frozen
 
 from megaopt_core.errors import CheckpointError
-from megaopt_core.parallel._groups import is_distributed
+from megaopt_core.parallel import is_distributed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
+from megaopt_checkpoint.values.encoding import encode
+from megaopt_checkpoint.values.sliced import joined, sliced
 from megaopt_core.errors import CheckpointError
-from megaopt_core.execution._placeholders import is_placeholder
-from megaopt_core.precision._state_codes import CodedState
-from megaopt_core.state._pieces import PieceState, is_number, piece_states
-from megaopt_core.state._values.encoding import encode
-from megaopt_core.state._values.sliced import joined, sliced
+from megaopt_core.execution import is_placeholder
+from megaopt_core.precision import CodedState
+from megaopt_core.state import PieceState, is_number, piece_states
 
 if TYPE_CHECKING:
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.optimizers import MegatronOptimizer
 
 __all__ = ["Collected", "collect_state", "state_key"]
 
@@ -75,7 +75,7 @@ class Collected:
                 self.tensors[name] = joined(self.tensors.get(name), part)
 
 
-def collect_state(optimizer: NamedState, *, with_placeholders: bool = False) -> Collected:
+def collect_state(optimizer: MegatronOptimizer, *, with_placeholders: bool = False) -> Collected:
     """Return this rank's state; no tensor is copied, what precision policies compute is computed when it is needed.
 
     Args:

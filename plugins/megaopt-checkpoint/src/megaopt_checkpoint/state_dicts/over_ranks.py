@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from attrs import frozen
 
+from megaopt_checkpoint.values.sliced import SlicedTensor
 from megaopt_core.errors import MegaoptError, StateDictError, UnsupportedOperationError
-from megaopt_core.parallel._groups import communicates
-from megaopt_core.parallel._reduction import gather_objects
-from megaopt_core.params._parts import is_dtensor
-from megaopt_core.params._shards import Shard
-from megaopt_core.state._pieces import PieceState, states_of
-from megaopt_core.state._values.sliced import SlicedTensor
+from megaopt_core.parallel import communicates, gather_objects
+from megaopt_core.params import Shard, is_dtensor
+from megaopt_core.state import PieceState, states_of
 
 if TYPE_CHECKING:
-    from megaopt_core.sharding._protocol import SharedStates
-    from megaopt_core.state._protocol import NamedPieces, NamedState
+    from megaopt_core.optimizers import MegatronOptimizer, OptimizerPart
+    from megaopt_core.sharding import SharedStates
 
 __all__ = [
     "StateOfOtherRanks",
@@ -66,7 +64,7 @@ class _Shared:
         params: its parameters by name, those that other ranks step too.
     """
 
-    part: NamedPieces
+    part: OptimizerPart
     states: SharedStates
     params: Mapping[str, torch.nn.Parameter]
 
@@ -85,7 +83,7 @@ class _Shared:
         return found
 
 
-def shared_states(optimizer: NamedState) -> Iterator[_Shared]:
+def shared_states(optimizer: MegatronOptimizer) -> Iterator[_Shared]:
     """Yield the parts whose strategy has a form for states that ranks share.
 
     Args:
@@ -98,7 +96,7 @@ def shared_states(optimizer: NamedState) -> Iterator[_Shared]:
             yield _Shared(part, states, params)
 
 
-def names_of_slices(optimizer: NamedState) -> set[str]:
+def names_of_slices(optimizer: MegatronOptimizer) -> set[str]:
     """Return the parameters whose states are asked for as slices, also where this rank has all of them.
 
     Args:
@@ -108,9 +106,9 @@ def names_of_slices(optimizer: NamedState) -> set[str]:
 
 
 def with_states_of_all(
-    optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]
-) -> dict[str, Any]:
-    """Return a state dict in which state of cut parameters tells of what other ranks have.
+    optimizer: MegatronOptimizer, states: dict[str, dict[str, Any]], cut: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Return states in which those of cut parameters tell of what other ranks have.
 
     A strategy may have another form for states that ranks share, such as DTensors; all of them must call it then.
     `torch.distributed.checkpoint` saves every slice once and reads what a rank needs on any number of ranks; nothing
@@ -119,25 +117,20 @@ def with_states_of_all(
 
     Args:
         optimizer: a built optimizer.
-        state_dict: what it exports, state of cut parameters as slices; changed in place.
+        states: what this rank exports of each parameter, state of cut parameters as slices; changed in place.
         cut: names of the parameters of which this rank does not step everything.
     """
-    index_of = {
-        name: index
-        for group in state_dict["param_groups"]
-        for index, name in zip(group["params"], group["param_names"], strict=True)
-    }
-    exported = {name: state_dict["state"][index] for name, index in index_of.items()}
     for each in shared_states(optimizer):
-        each.states.show(each.params, {name: exported[name] for name in each.params}, each.keys)
-    elsewhere = {name: state for name, state in _of_other_ranks(optimizer, cut) if not exported[name]}
-    if not elsewhere and not any(exported.values()):
-        state_dict["state"] = {}  # as in torch
-    state_dict["state"].update({index_of[name]: state for name, state in elsewhere.items()})
-    return state_dict
+        each.states.show(each.params, {name: states[name] for name in each.params}, each.keys)
+    elsewhere = {name: state for name, state in _of_other_ranks(optimizer, cut) if not states[name]}
+    if not elsewhere and not any(states.values()):
+        return {}  # as in torch
+    return {**states, **elsewhere}
 
 
-def _of_other_ranks(optimizer: NamedState, cut: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _of_other_ranks(
+    optimizer: MegatronOptimizer, cut: Collection[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield cut parameters whose optimizer keeps states, as far as this rank knows, with what stands for their state.
 
     It has a tensor without boxes where all of the optimizer's pieces here keep one of the same key: torch's functions
@@ -172,14 +165,14 @@ def _common_state(pieces: Sequence[PieceState]) -> tuple[str, torch.dtype, torch
     return next((like for key, like in first.items() if all(key in other for other in kept)), None)
 
 
-def _is_undivided(optimizer: NamedState, param: torch.nn.Parameter) -> bool:
+def _is_undivided(optimizer: MegatronOptimizer, param: torch.nn.Parameter) -> bool:
     """Return whether this rank's model has all of a parameter."""
     entry = None if optimizer.routing is None else optimizer.routing.params.get(optimizer.names[param])
     return entry is not None and tuple(entry.spec.shape) == tuple(param.shape)
 
 
 def brought_to_ranks(
-    optimizer: NamedState, state_dict: Mapping[str, Any], names: Sequence[str]
+    optimizer: MegatronOptimizer, state_dict: Mapping[str, Any], names: Sequence[str]
 ) -> Mapping[str, Any]:
     """Return a state dict in which each rank has what it keeps: a collective where ranks keep states together.
 
@@ -202,7 +195,7 @@ def brought_to_ranks(
     return {**state_dict, "state": state}
 
 
-def refused_together(optimizer: NamedState, failure: MegaoptError | None) -> None:
+def refused_together(optimizer: MegatronOptimizer, failure: MegaoptError | None) -> None:
     """Raise on all ranks that keep states together if one of them cannot load: a collective where there are any.
 
     Args:

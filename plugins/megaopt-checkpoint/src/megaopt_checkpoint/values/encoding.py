@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from megaopt_core.config._dtypes import dtype_name
+from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, MegaoptError
 
 __all__ = ["AsIs", "decode", "dtype_named", "encode"]

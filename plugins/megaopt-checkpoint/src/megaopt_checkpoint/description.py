@@ -7,10 +7,10 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from megaopt_checkpoint.stored import require_format
 from megaopt_core.errors import CheckpointCorruptError
-from megaopt_core.params._roles import Role
-from megaopt_core.state._document import stored_view
-from megaopt_core.state._manifest import require_format
+from megaopt_core.params import Role
+from megaopt_core.state import stored_view
 
 __all__ = ["read_description"]
 

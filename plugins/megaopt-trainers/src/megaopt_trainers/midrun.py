@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from megaopt_core import MegatronOptimizer
 from megaopt_core.errors import ConfigurationError
 from megaopt_trainers._megatron_midrun import OfMegatron, of_megatron
 
-__all__ = ["TakenOver", "take_over"]
+__all__ = ["TakenOver", "change_checkpoint", "take_over"]
 
 _MAIN_PARAM = "main_param"
 """The state that holds a parameter's value in float32; a new optimizer has it from the model."""
@@ -114,12 +116,63 @@ def _load(optimizer: MegatronOptimizer, old: torch.optim.Optimizer | OfMegatron)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups}, strict=False)
     for group, settings in own:
+        for key in group.keys() - settings.keys() - {"params", "param_names"}:
+            del group[key]  # such as the `initial_lr` of an old scheduler
         group.update(settings)
     named = optimizer.names.items()
     return TakenOver(
         kept=tuple(name for param, name in named if param in kept and param not in lacking),
         anew=tuple(name for param, name in named if param not in kept or param in lacking),
     )
+
+
+def change_checkpoint(
+    source: str | Path, target: str | Path, optimizer: MegatronOptimizer, old: torch.optim.Optimizer
+) -> TakenOver:
+    """Copy a checkpoint of Hugging Face's Trainer to one that a Trainer with another optimizer resumes.
+
+    `optimizer.pt` and `scheduler.pt` are changed; everything else is copied. Groups that begin anew are where the
+    schedule is: their learning rate has the same part of its own as that of the first old group.
+
+    Args:
+        source: the folder of the checkpoint, which is not changed.
+        target: the folder that is made.
+        optimizer: the new one, built from the checkpoint's model as the Trainer will build it. It takes over the state.
+        old: the one that the Trainer has made for the same model, `Trainer(model, arguments).create_optimizer()`. It
+            loads the checkpoint's state.
+
+    Returns:
+        The names whose state goes on, and those whose state begins anew.
+
+    Raises:
+        ConfigurationError: the source lacks a file, the target is there already, or the two step other parameters;
+            nothing has been written.
+    """
+    source, target = Path(source), Path(target)
+    files = source / "optimizer.pt", source / "scheduler.pt"
+    lacking = [str(file) for file in files if not file.is_file()]
+    if lacking or target.exists():
+        words = f"{' and '.join(lacking)} missing" if lacking else f"{target} is there already"
+        raise ConfigurationError(f"change_checkpoint(): {words}")
+    state, schedule = (torch.load(file, map_location="cpu", weights_only=True) for file in files)
+    old.load_state_dict(state)
+    told = take_over(optimizer, old)
+    saved = optimizer.state_dict()
+    begun = schedule["base_lrs"][0]
+    part = schedule["_last_lr"][0] / begun if begun else 1.0
+    for group in saved["param_groups"]:
+        if "initial_lr" not in group:
+            group.update(initial_lr=group["lr"], lr=group["lr"] * part)
+    before, after = len(schedule["base_lrs"]), len(saved["param_groups"])
+    for key, value in schedule.items():
+        if isinstance(value, list) and len(value) == before:
+            schedule[key] = value[:1] * after
+    schedule["base_lrs"] = [group["initial_lr"] for group in saved["param_groups"]]
+    schedule["_last_lr"] = [group["lr"] for group in saved["param_groups"]]
+    shutil.copytree(source, target)
+    torch.save(saved, target / "optimizer.pt")
+    torch.save(schedule, target / "scheduler.pt")
+    return told
 
 
 def _few(names: tuple[str, ...]) -> str:

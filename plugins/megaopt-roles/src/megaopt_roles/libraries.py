@@ -102,12 +102,10 @@ def own_batch(model: Any) -> Any:
         model: the model, unwrapped.
     """
     if is_a(model, _PRETRAINED):
-        try:
-            return {
-                key: value for key, value in model.dummy_inputs.items() if isinstance(value, torch.Tensor)
-            } or None
-        except Exception:  # noqa: BLE001 - a property of the library may raise anything
-            return None
+        given: dict[str, Any] = {}
+        with suppress(Exception):  # a property of the library may raise anything
+            given = {key: one for key, one in model.dummy_inputs.items() if isinstance(one, torch.Tensor)}
+        return given or None
     if is_a(model, *_LIGHTNING):
         return model.example_input_array
     told: Any = getattr(model, "pretrained_cfg", None) if is_a(model, _TIMM) else None

@@ -139,9 +139,7 @@ class Structure:
     @cached_property
     def tables(self) -> list[nn.Embedding | nn.EmbeddingBag]:
         """The embeddings."""
-        return [
-            module for module in self.modules.values() if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        ]
+        return [module for module in self.modules.values() if isinstance(module, _TABLES)]
 
     @cached_property
     def layers(self) -> dict[str, nn.Module]:

@@ -58,9 +58,15 @@ def with_view(entry: NamedParam, found: RoleDecision, notes: Notes) -> RoleDecis
     if view is None:
         return found if found.uncertain else doubted(found, _UNSEEN, Doubt.LAYOUT)
     settled = Doubt.NONE if found.doubt is Doubt.LAYOUT else found.doubt
-    parts = f"; {len(view.split_sizes)} parts of its product are used apart" if view.split_sizes else ""
     reason = found.reason if found.doubt is not Doubt.LAYOUT else found.reason.partition("; ")[0]
-    return evolve(found, view=view, doubt=settled, reason=f"{reason}{parts if view != found.view else ''}")
+    reason += _parts(view) if view != found.view else ""
+    return evolve(found, view=view, doubt=settled, reason=reason)
+
+
+def _parts(view: MatrixView | None) -> str:
+    return (
+        f"; {len(view.split_sizes)} parts of its product are used apart" if view and view.split_sizes else ""
+    )
 
 
 def verdict(entry: NamedParam, notes: Notes, base: MatrixView | None = None) -> RoleDecision | None:
@@ -102,23 +108,15 @@ def _contracted(entry: NamedParam, seen: _Seen, uses: set[Use], base: MatrixView
     notes, shape = seen.notes, tuple(entry.param.shape)
     projected, adding = notes.consumed & seen.keys, notes.adding & seen.keys
     view = seen.view(entry, base)
-    where = (
-        f"its product returns to the stream{seen.at('adding')}"
-        if adding
-        else (f"a product takes what it makes{seen.at('consumed')}")
-    )
-    hidden = matrix(where, view or base or MatrixView())
+    where = "its product returns to the stream" if adding else "a product takes what it makes"
+    where += seen.at("adding" if adding else "consumed")
+    hidden = matrix(f"{where}{_parts(view)}", view or base or MatrixView())
     if view is None:
         hidden = doubted(hidden, _UNSEEN, Doubt.LAYOUT)
-    elif view.split_sizes:
-        hidden = evolve(
-            hidden, reason=f"{where}; {len(view.split_sizes)} parts of its product are used apart"
-        )
     ended = {met for key, met in notes.ends if key in seen.keys}
     if uses & {Use.ENTRIES, Use.SUMMED}:
-        return doubted(
-            hidden if projected else elementwise("a product sums over it, and it is used by entries")
-        )
+        mixed = elementwise("a product sums over it, and it is used by entries")
+        return doubted(hidden if projected else mixed)
     if adding:
         return hidden
     if projected:

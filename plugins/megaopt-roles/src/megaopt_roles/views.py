@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import accumulate
 from math import prod
 
 from attrs import evolve
@@ -68,7 +68,7 @@ def _layout(shape: tuple[int, ...], param: int, notes: Notes) -> MatrixView | No
     outs = {product.outs for product in found if product.outs}
     if (
         len(shape) == 2 and not ins and len(outs) == 1
-    ):  # it sums over a side of one, or over what another has beside it
+    ):  # a side of one, or what another has beside it, is summed
         return MatrixView(transposed=outs == {frozenset({1})})
     if len(outs) > 1 and (common := frozenset.intersection(*outs)):
         outs = {common}  # one of a stack by itself, and several of them side by side
@@ -117,19 +117,10 @@ def _with_heads(view: MatrixView, param: int, notes: Notes) -> MatrixView:
     for parts, size in heads:
         for run, begin in parts:
             by_start.setdefault(run.first + begin * run.stride, set()).add(size)
-    starts = _starts(view.split_sizes)
-    found = [by_start.get(start, set()) for start in starts]
+    found = [by_start.get(start, set()) for start in [0, *accumulate(view.split_sizes)][:-1]]
     if len(found) not in (3, 4) or any(len(own) != 1 for own in (found[0], *found[-2:])):
         return view
     sizes = tuple(next(iter(own or found[0])) for own in found)
     if any(size % head for size, head in zip(view.split_sizes, sizes, strict=True)):
         return view
     return evolve(view, fused=Fused.QKV, label="qkv", head_sizes=sizes)
-
-
-def _starts(sizes: Iterable[int]) -> list[int]:
-    starts, at = [], 0
-    for size in sizes:
-        starts.append(at)
-        at += size
-    return starts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from attrs import evolve
 
 from megaopt_roles.watch._notes import Use
@@ -89,7 +91,7 @@ def _pieces(op: Op) -> tuple[int, list[tuple[int, int]], int]:
         begin = min(max(begin + size if begin < 0 else begin, 0), size)
         return dim, [(begin, 1 if name == "select" else op.result.shape[dim])], op.arg(4, 1)
     lengths = [1 if name == "unbind" else part.shape[dim] for part in op.made]
-    return dim, [(sum(lengths[:index]), length) for index, length in enumerate(lengths)], 1
+    return dim, list(zip([0, *accumulate(lengths)], lengths, strict=False)), 1
 
 
 def _cut(op: Op, axes: Axes) -> list[tuple[Axes | None, frozenset[tuple[Run, int]]]]:

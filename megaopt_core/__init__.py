@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from megaopt_core.params._views import Fused
     from megaopt_core.plugin_api import OptimizerEntry, ScheduleStyle, hookimpl
-    from megaopt_core.precision import BasePrecisionPolicy, CodedState, PrecisionPolicy, StoredSlice
+    from megaopt_core.precision import CodedState, PrecisionPolicy, StoredSlice
     from megaopt_core.registry import get_registry
     from megaopt_core.routing import (
         Routing,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from megaopt_core.sharding import ShardingStrategy
 
 __all__ = [
-    "BasePrecisionPolicy",
     "ChainedOptimizer",
     "CodedState",
     "ConstantGradScaler",
@@ -94,7 +93,6 @@ __all__ = [
 ]
 
 _HOME = {
-    "BasePrecisionPolicy": "precision",
     "ChainedOptimizer": "optimizers",
     "CodedState": "precision",
     "ConstantGradScaler": "optimizers",

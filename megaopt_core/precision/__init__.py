@@ -1,7 +1,7 @@
 """Precision policies: what is stepped, and how states are stored."""
 
 from megaopt_core.precision._main_params import MainParams
-from megaopt_core.precision._policy import MAIN_PARAM, BasePrecisionPolicy, Fp32, PrecisionPolicy
+from megaopt_core.precision._policy import MAIN_PARAM, Fp32, PrecisionPolicy
 from megaopt_core.precision._state_codes import (
     BLOCK,
     BLOCKS,
@@ -21,7 +21,6 @@ __all__ = [
     "LOW_PRECISION",
     "MAIN_PARAM",
     "SCALED",
-    "BasePrecisionPolicy",
     "CodedState",
     "Decoder",
     "Fp32",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.plugin_api._entries import OptimizerEntry
 
-__all__ = ["MAIN_PARAM", "BasePrecisionPolicy", "Fp32", "PrecisionPolicy"]
+__all__ = ["MAIN_PARAM", "Fp32", "PrecisionPolicy"]
 
 MAIN_PARAM = "main_param"
 """State key of the main parameter that a precision policy keeps."""
@@ -330,10 +330,6 @@ class PrecisionPolicy:
             slices: what was saved, in the order of the piece's elements; elements in none of them become 0.
         """
         self.write_state(index, key, state, decode_slices(slices, self._stepped[index]))
-
-
-BasePrecisionPolicy = PrecisionPolicy
-"""The same class, by the name that policies derive from."""
 
 
 class Fp32(PrecisionPolicy):

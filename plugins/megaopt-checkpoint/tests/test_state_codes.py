@@ -16,7 +16,6 @@ from torch import nn
 from training import make, rewrite_manifest, same, stand_in, train, values
 
 from megaopt_core import (
-    BasePrecisionPolicy,
     CodedState,
     MegatronOptimizer,
     OptimizerConfig,
@@ -48,7 +47,7 @@ def decode8(stored: StoredSlice) -> torch.Tensor:
     return stored.elements.float() * torch.as_tensor(stored.values["scales"]).reshape(-1)[at // BLOCK]
 
 
-class Linear8(BasePrecisionPolicy):
+class Linear8(PrecisionPolicy):
     """Keeps `exp_avg` in 8 bits between steps."""
 
     def _store(self, state: MutableMapping[str, Any], value: torch.Tensor) -> None:
@@ -244,7 +243,7 @@ def test_another_layout_has_the_decoded_values(tmp_path, flat):
     train(model, optimizer, range(3))
     save_checkpoint(tmp_path / "last", model, optimizer)
     expected = decoded(model, optimizer)
-    plain_model, plain = build(BasePrecisionPolicy(), flat=not flat, seed=1)
+    plain_model, plain = build(PrecisionPolicy(), flat=not flat, seed=1)
     other_model, other = build(Linear8(), flat=not flat, seed=1)
     with temporary_plugin(Reader(), "reader"):
         load_checkpoint(tmp_path / "last", plain_model, plain)
@@ -262,7 +261,7 @@ def test_into_another_policy_and_back(tmp_path):
     model, optimizer = build(Linear8())
     train(model, optimizer, range(3))
     save_checkpoint(tmp_path / "coded", model, optimizer)
-    plain_model, plain = build(BasePrecisionPolicy(), seed=1)
+    plain_model, plain = build(PrecisionPolicy(), seed=1)
     with temporary_plugin(Reader(), "reader"):
         load_checkpoint(tmp_path / "coded", plain_model, plain)
     assert same(decoded(plain_model, plain), decoded(model, optimizer))
@@ -281,7 +280,7 @@ def test_a_code_that_nothing_reads_is_refused_before_anything_changes(tmp_path):
     model, optimizer = build(Linear8())
     train(model, optimizer, range(1))
     save_checkpoint(tmp_path / "last", model, optimizer)
-    other_model, other = build(BasePrecisionPolicy(), seed=1)
+    other_model, other = build(PrecisionPolicy(), seed=1)
     before = values(other_model)
     with pytest.raises(
         CheckpointMismatchError,
@@ -321,13 +320,13 @@ def test_offers_of_codes_that_cannot_be_are_refused():
         temporary_plugin(Wrong(), "wrong"),
         pytest.raises(PluginError, match="'wrong': int; it must be a function"),
     ):
-        BasePrecisionPolicy().decoder("wrong")
+        PrecisionPolicy().decoder("wrong")
     with (
         temporary_plugin(Reader(), "one"),
         temporary_plugin(Reader(), "two"),
         pytest.raises(PluginError, match=r"state code 'acme\.linear8' is given by .*'one'.* and by .*'two'"),
     ):
-        BasePrecisionPolicy().decoder(CODE)
+        PrecisionPolicy().decoder(CODE)
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -30,8 +30,9 @@ def by_type(structure: Structure, owner: tuple[str, nn.Module, str], shape: Shap
         shape: of the parameter.
     """
     name, module, attribute = owner
-    for names, rule in _TABLE:
-        if is_a(module, *names) and (found := rule(module, attribute, shape)) is not None:
+    for names, attributes, dims, rule in _TABLE:
+        fits = is_a(module, *names) and re.fullmatch(attributes, attribute) and dims in (0, len(shape))
+        if fits and (found := rule(module, attribute, shape)) is not None:
             return found
     part = _of_adaptive_softmax(structure, name)
     if part is not None:
@@ -42,25 +43,11 @@ def by_type(structure: Structure, owner: tuple[str, nn.Module, str], shape: Shap
     return found
 
 
-def _vocabulary(module: nn.Module, attribute: str, shape: Shape) -> RoleDecision | None:
-    return embedding(f"table of {type(module).__name__}") if attribute == "weight" else None
-
-
-def _router(module: nn.Module, attribute: str, shape: Shape) -> RoleDecision | None:
-    if attribute == "weight" and len(shape) == 2:
-        return matrix(f"router ({type(module).__name__})")
-    return None
-
-
-def _is_router(module: nn.Module) -> bool:
-    return bool(re.search("Router|Gate", type(module).__name__))
-
-
 def _transformers(module: nn.Module, attribute: str, shape: Shape) -> RoleDecision | None:
     """Return what modules of transformers are: routers and expert stacks."""
     kind = type(module).__name__
-    if _is_router(module):
-        return _router(module, attribute, shape)
+    if re.search("Router|Gate", kind):
+        return matrix(f"router ({kind})") if attribute == "weight" and len(shape) == 2 else None
     if "Experts" not in kind:
         return None
     if attribute.endswith("bias"):
@@ -80,35 +67,29 @@ def _transformers(module: nn.Module, attribute: str, shape: Shape) -> RoleDecisi
     return matrix(f"stack of {kind}", view)
 
 
-def _titan_experts(module: nn.Module, attribute: str, shape: Shape) -> RoleDecision | None:
-    if len(shape) != 3:
-        return None
-    return matrix(f"stack of {type(module).__name__}, one matrix for each expert", _EXPERTS)
+def _engine_matrix(module: nn.Module, attribute: str, shape: Shape) -> RoleDecision:
+    gated = attribute == "fc1_weight" and str(getattr(module, "activation", "")).endswith("glu")
+    split = (shape[0] // 2,) * 2 if gated else ()
+    return matrix(f"{attribute} of {type(module).__name__}", MatrixView(split_sizes=split))
 
 
-def _engine(module: nn.Module, attribute: str, shape: Shape) -> RoleDecision | None:
-    """Return what layers of Transformer Engine are; their role is open where they have one `weight`."""
-    if attribute.startswith("layer_norm_"):
-        return elementwise(f"norm of {type(module).__name__}")
-    if re.fullmatch(r"fc[12]_weight|weight\d+", attribute) and len(shape) == 2:
-        gated = attribute == "fc1_weight" and str(getattr(module, "activation", "")).endswith("glu")
-        split = (shape[0] // 2,) * 2 if gated else ()
-        return matrix(f"{attribute} of {type(module).__name__}", MatrixView(split_sizes=split))
-    return None
+type Rule = Callable[[nn.Module, str, Shape], RoleDecision | None]
 
-
-def _megatron_mixer(module: nn.Module, attribute: str, shape: Shape) -> RoleDecision | None:
-    return elementwise("depthwise convolution of MambaMixer") if attribute == "conv1d_weight" else None
-
-
-_TABLE: list[tuple[tuple[str, ...], Callable[[nn.Module, str, Shape], RoleDecision | None]]] = [
-    ((_MEGATRON_LINEAR + "VocabParallelEmbedding",), _vocabulary),
-    (("megatron.core.transformer.moe.router.Router",), _router),
-    (("megatron.core.ssm.mamba_mixer.MambaMixer",), _megatron_mixer),
-    (("transformer_engine.pytorch.", "megatron.core.extensions.transformer_engine."), _engine),
-    (("torchtitan.models.common.moe.GroupedExperts",), _titan_experts),
-    (("transformers.",), _transformers),
-]
+_ENGINE = ("transformer_engine.pytorch.", "megatron.core.extensions.transformer_engine.")
+_TABLE: list[tuple[tuple[str, ...], str, int, Rule]] = [
+    ((_MEGATRON_LINEAR + "VocabParallelEmbedding",), "weight", 2,
+     lambda module, *_: embedding(f"table of {type(module).__name__}")),
+    (("megatron.core.transformer.moe.router.Router",), "weight", 2,
+     lambda module, *_: matrix(f"router ({type(module).__name__})")),
+    (("megatron.core.ssm.mamba_mixer.MambaMixer",), "conv1d_weight", 0,
+     lambda *_: elementwise("depthwise convolution of MambaMixer")),
+    (("torchtitan.models.common.moe.GroupedExperts",), ".*", 3,
+     lambda module, *_: matrix(f"stack of {type(module).__name__}, one matrix for each expert", _EXPERTS)),
+    (_ENGINE, "layer_norm_.*", 0, lambda module, *_: elementwise(f"norm of {type(module).__name__}")),
+    (_ENGINE, r"fc[12]_weight|weight\d+", 2, _engine_matrix),
+    (("transformers.",), ".*", 0, _transformers),
+]  # fmt: skip
+"""Classes, a pattern of attributes, their dimensions (0: any number), and what these parameters are."""
 
 
 def _of_adaptive_softmax(structure: Structure, name: str) -> RoleDecision | None:

@@ -9,6 +9,7 @@ import torch
 from megaopt_trainers.torchtitan import MegaoptOptimizers
 from torchtitan.components.optimizer import ParamGroupConfig
 from torchtitan.config import ConfigManager
+from torchtitan.tools.logging import logger
 
 from megaopt_core.errors import ConfigurationError, MegaoptError
 
@@ -36,6 +37,15 @@ def test_overrides_have_the_names_of_parameters() -> None:
             name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]
         }
         assert decay == {"weight": 0.1, "bias": bias}
+
+
+def test_the_log_says_what_steps_what(monkeypatch) -> None:
+    """As torchtitan's does of its own optimizers."""
+    said = []
+    monkeypatch.setattr(logger, "info", lambda message, *values: said.append(message % values))
+    harness.adam().build(model_parts=[torch.nn.Linear(4, 2)])
+    assert "megaopt-adam" in said[-1]
+    assert "weight" in said[-1]
 
 
 GROUP = ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-3})

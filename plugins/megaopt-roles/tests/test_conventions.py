@@ -85,7 +85,10 @@ def test_a_layer_whose_features_a_later_one_takes_is_hidden(taker: Callable[[], 
 @pytest.mark.parametrize("times", [2, 3, 4])
 def test_several_times_as_many_features_make_a_matrix_of_a_doubtful_view(times):
     """It may be query, key and value, or a gate beside what it gates."""
-    check(Holder(first=linear(7, 12 * times), later=linear(12, 5)), first__weight="matrix~")
+    model = Holder(first=linear(7, 12 * times), later=linear(12, 5))
+    check(model, first__weight="matrix~")
+    reason = infer_roles(model)["first.weight"].reason
+    assert reason.startswith(f"later takes a part of its {12 * times} features")
 
 
 def test_few_features_show_nothing():

@@ -90,7 +90,8 @@ class Conventions:
             return matrix(f"in the repeated block {block}")
         taker = None if self._is_squashed(name) else self._taker(name, module, headed)
         if taker is not None:
-            return matrix(f"{taker} takes its {outs} features")
+            whole = outs in takes_of(self.structure.modules[taker])
+            return matrix(f"{taker} takes {'its' if whole else 'a part of its'} {outs} features")
         if rows:
             return output("as many rows as an embedding")
         if self._taker(name, module, None) is None and not self.told.is_inside(name):

@@ -547,15 +547,6 @@ class MegatronOptimizer(torch.optim.Optimizer):
         names = {p: name for p, name in self.names.items() if self.late is None or p not in self.late.aside}
         return self.watched_model.problems(names, chunks)
 
-    def require_equal_replicas(self) -> None:
-        """Raise on all ranks unless replicas have the same values; the first step does it, a collective.
-
-        Raises:
-            RankMismatchError: it names parameters and ranks.
-        """
-        if self.replicas is not None:
-            self.replicas.require_equal(self, "before the first step")
-
     def record_changes(self, *, exact: bool = True) -> None:
         """Choose how `report(after_step=True)` finds out what a step changed, from the next step on.
 

@@ -1,9 +1,10 @@
-"""A step of AdamW, Muon and Lion with this tree and with an older commit, in pairs; and what the import takes.
+"""Steps, saves and loads with this tree and with an older commit, in pairs; and what the import takes.
 
     python benchmarks/old_pairs.py [--pairs 15] [--old COMMIT]
 
-Two processes keep one optimizer each, of one kind, and step in turns on one thread; a pair is the same number of steps
-in both, one right after the other. Times are those of the processor, so that other programs count less. The median of
+Two processes keep one optimizer each, of one kind, and take turns on one thread: a step of AdamW, Muon or Lion, or with
+AdamW `save_checkpoint`, `load_checkpoint`, or `load_state_dict` of a `state_dict`. A pair is the same number of them in
+both, one right after the other. Times are those of the processor, so that other programs count less. The median of
 the pairs' ratios (new by old) is at most 1.02 where nothing has become slower.
 """
 
@@ -20,11 +21,11 @@ from pathlib import Path
 from harness import write_result
 from same_as import OLD_COMMIT, install_old
 
-STEPS = {"adamw": 20, "muon": 3, "lion": 20}
-"""Steps of one side of a pair: each takes about as long."""
+STEPS = {"adamw": 20, "muon": 3, "lion": 20, "save": 4, "load": 4, "state_dict": 20}
+"""What is measured, and how often one side of a pair does it: each takes about as long."""
 
 WORKER = """
-import sys, time, torch
+import sys, tempfile, time, torch
 from megaopt_core import build_optimizer
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -34,13 +35,26 @@ model = torch.nn.Sequential(*layers)
 for param in model.parameters():
     param.use_muon = param.dim() == 2
     param.grad = torch.randn_like(param)
-optimizer = build_optimizer(model, name, lr=1e-6, clip_grad=1.0)
+is_step = name in ("adamw", "muon", "lion")
+optimizer = build_optimizer(model, name if is_step else "adamw", lr=1e-6, clip_grad=1.0)
 for _ in range(3):
     optimizer.step()
+once = optimizer.step
+if not is_step:
+    from megaopt_checkpoint import load_checkpoint, save_checkpoint
+
+    held = tempfile.TemporaryDirectory()
+    folder = held.name
+    once = {
+        "save": lambda: save_checkpoint(folder + "/last", model, optimizer),
+        "load": lambda: load_checkpoint(folder + "/last", model, optimizer),
+        "state_dict": lambda: optimizer.load_state_dict(optimizer.state_dict()),
+    }[name]
+    save_checkpoint(folder + "/last", model, optimizer)
 for _ in sys.stdin:
     start = time.process_time()
     for _ in range(steps):
-        optimizer.step()
+        once()
     print(time.process_time() - start, flush=True)
 """
 
@@ -63,10 +77,10 @@ def environment(site: Path | None) -> dict[str, str]:
 
 
 def ratios(name: str, site: Path, pairs: int) -> list[float]:
-    """Return for each pair how much longer steps take now.
+    """Return for each pair how much longer it takes now.
 
     Args:
-        name: the optimizer.
+        name: what is measured, a key of `STEPS`.
         site: where the old tree is installed.
         pairs: how many.
     """
@@ -122,8 +136,8 @@ def main() -> None:
         imports = {"old": import_seconds(site), "new": import_seconds(None)}
     for name, found in steps.items():
         low, _, high = statistics.quantiles(found, n=4)
-        print(f"{name:8} {statistics.median(found):.3f} ({low:.3f} to {high:.3f})")
-    print(f"import   {1e3 * imports['new']:.0f} ms, formerly {1e3 * imports['old']:.0f} ms")
+        print(f"{name:10} {statistics.median(found):.3f} ({low:.3f} to {high:.3f})")
+    print(f"import     {1e3 * imports['new']:.0f} ms, formerly {1e3 * imports['old']:.0f} ms")
     write_result("old_pairs", {"old": options.old, "ratios": steps, "import seconds": imports})
 
 

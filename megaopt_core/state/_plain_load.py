@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from attrs import define, field, frozen
@@ -54,10 +54,11 @@ def load_plain(
         StateDictError: it lacks something, or is no state dict; nothing has been changed.
     """
     saved = _saved_in(optimizer, state_dict, names)
-    plan = _Plan(optimizer, saved, strict)
     with named_errors(SOURCE, "it cannot be planned"):
-        plan.match(state_dict["param_groups"])
-        plan.fill(state_dict)
+        plan = _Plan.made(optimizer, saved, state_dict, strict=strict)
+        if plan.frozen:  # they join when all else is known to fit
+            plan.keep_frozen()
+            plan = _Plan.made(optimizer, saved, state_dict, strict=strict)
     if strict:
         require_told(state_dict["param_groups"], names)
         without = {name for name, each in saved.items() if not each.state and not each.is_fresh}
@@ -168,6 +169,7 @@ class _Plan:
         scaler: the loss scaler's state.
         same: parameters whose optimizer is the one that saved their state.
         missing: `"name: key"` of state that is here but not in the state dict.
+        frozen: parameters that are frozen here and have a state there, which is kept for them.
     """
 
     optimizer: StatefulOptimizer
@@ -178,9 +180,35 @@ class _Plan:
     scaler: Any = None
     same: set[str] = field(factory=set)
     missing: list[str] = field(factory=list)
+    frozen: list[str] = field(factory=list)
+
+    @classmethod
+    def made(
+        cls,
+        optimizer: StatefulOptimizer,
+        saved: Mapping[str, _Saved],
+        state_dict: Mapping[str, Any],
+        *,
+        strict: bool,
+    ) -> Self:
+        """Return what a load of parameters that are stepped here will write; nothing is changed.
+
+        Args:
+            optimizer: what is loaded.
+            saved: what the state dict has, by name.
+            state_dict: the state dict.
+            strict: names must be the same on both sides.
+
+        Raises:
+            CheckpointMismatchError: something does not fit.
+        """
+        plan = cls(optimizer, saved, strict)
+        plan.match(state_dict["param_groups"])
+        plan.fill(state_dict)
+        return plan
 
     def match(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Compare names, shapes and optimizers; take in frozen parameters whose state is there.
+        """Compare names, shapes and optimizers.
 
         Args:
             groups: of the state dict.
@@ -192,12 +220,12 @@ class _Plan:
         self._check_shapes()
         mine = set(optimizer.names.values())
         keepable = {} if optimizer.late is None else optimizer.late.keepable()
-        kept = [
+        self.frozen = [
             name
             for name in keepable
             if name in saved and (saved[name].state or saved[name].origin["optimizer"])
         ]
-        unexpected = sorted(saved.keys() - mine - set(kept))
+        unexpected = sorted(saved.keys() - mine - set(self.frozen))
         if self.strict:
             routing = optimizer.routing
             no_place = [name for name in (routing.frozen if routing else ()) if name in unexpected]
@@ -212,11 +240,14 @@ class _Plan:
             readers=told.get("roles", ""),
             strict=self.strict,
         )
-        here = {saved[name].group for name in mine & saved.keys()}
-        for position in {saved[name].group for name in kept}:
-            joining = [name for name in kept if saved[name].group == position]
-            optimizer.late.keep(joining, apart=position not in here)
         self.same = {name for name in optimizer.names.values() if name in saved and name not in otherwise}
+
+    def keep_frozen(self) -> None:
+        """Take in the parameters that are frozen here, in groups as there."""
+        here = {self.saved[name].group for name in self.optimizer.names.values() if name in self.saved}
+        for position in {self.saved[name].group for name in self.frozen}:
+            joining = [name for name in self.frozen if self.saved[name].group == position]
+            self.optimizer.late.keep(joining, apart=position not in here)
 
     def _check_shapes(self) -> None:
         wrong = {}

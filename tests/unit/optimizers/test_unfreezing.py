@@ -115,13 +115,31 @@ def test_a_resumed_run_is_the_run_that_went_on(make, here) -> None:
     assert again[1].check() == ()
 
 
-def test_a_failed_load_takes_nothing_in(make) -> None:
-    """Names that are not here are found before a frozen parameter gets a place."""
+def _rename(saved: dict[str, Any]) -> None:
+    saved["param_groups"][0]["param_names"][0] = "nobody"
+
+
+def _spoil_setting(saved: dict[str, Any]) -> None:
+    for group in saved["param_groups"]:
+        group["weight_decay"] = float("nan")
+
+
+def _spoil_shape(saved: dict[str, Any]) -> None:
+    names = [name for group in saved["param_groups"] for name in group["param_names"]]
+    saved["state"][names.index("head.weight")] = {"momentum_buffer": torch.zeros(3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(_rename, "nobody"), (_spoil_setting, "weight_decay"), (_spoil_shape, "head.weight")],
+)
+def test_a_failed_load_takes_nothing_in(make, spoil, words) -> None:
+    """Whatever does not fit is found before a frozen parameter gets a place."""
     saved = by_state_dict(unfrozen(make))
-    saved[1]["param_groups"][0]["param_names"][0] = "nobody"
+    spoil(saved[1])
     again = make(frozen=True)
     before = [list(group["params"]) for group in again[1].param_groups]
-    with pytest.raises(StateDictError, match="nobody"):
+    with pytest.raises(StateDictError, match=words):
         again[1].load_state_dict(saved[1])
     assert [list(group["params"]) for group in again[1].param_groups] == before
 

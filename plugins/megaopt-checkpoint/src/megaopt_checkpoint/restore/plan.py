@@ -29,7 +29,7 @@ from megaopt_core.state import (
 if TYPE_CHECKING:
     from megaopt_core.optimizers import MegatronOptimizer
 
-__all__ = ["LoadPlan", "Restore", "keep_frozen", "plan_load"]
+__all__ = ["LoadPlan", "Restore", "plan_load"]
 
 
 class Restore(Protocol):
@@ -139,10 +139,18 @@ def plan_load(
     Raises:
         CheckpointError: it does not fit.
     """
-    found = match(source, optimizer, beside or LoadedBeside(), strict=strict, ranks=ranks)
-    if any(ranks.gather(bool(found.frozen))):
-        ranks.agree(lambda: keep_frozen(found, optimizer))
-        found = match(source, optimizer, beside or LoadedBeside(), strict=strict, ranks=ranks)
+    plan = _planned(source, optimizer, beside or LoadedBeside(), strict, ranks)
+    if any(ranks.gather(bool(plan.found.frozen))):  # they join when all else is known to fit
+        ranks.agree(lambda: _keep_frozen(plan.found, optimizer))
+        plan = _planned(source, optimizer, beside or LoadedBeside(), strict, ranks)
+    return plan
+
+
+def _planned(
+    source: Source, optimizer: MegatronOptimizer | None, beside: LoadedBeside, strict: bool, ranks: Ranks
+) -> LoadPlan:
+    """Return what a load of parameters that are stepped here will write: a collective; nothing is changed."""
+    found = match(source, optimizer, beside, strict=strict, ranks=ranks)
     plan = LoadPlan(source, found, optimizer)
 
     def fill() -> list[str]:
@@ -163,7 +171,7 @@ def plan_load(
     return plan
 
 
-def keep_frozen(found: Matching, optimizer: Any) -> None:
+def _keep_frozen(found: Matching, optimizer: Any) -> None:
     """Take in the parameters that are frozen here and have a state there, in groups as there: it is kept for them.
 
     Args:

@@ -9,8 +9,7 @@ import torch
 from attrs import frozen
 
 from megaopt_checkpoint.ranks import ALONE
-from megaopt_checkpoint.restore.matching import LoadedBeside, match
-from megaopt_checkpoint.restore.plan import keep_frozen, plan_load
+from megaopt_checkpoint.restore.plan import plan_load
 from megaopt_checkpoint.state_dicts.over_ranks import (
     brought_to_ranks,
     names_of_slices,
@@ -73,9 +72,6 @@ class SharedStateDict:
             if strict:
                 state_dict = with_left_out(optimizer, state_dict, names)
             source = torch_source(optimizer, state_dict, names)
-            if optimizer.late is not None and optimizer.late.keepable().keys() & set(names):
-                keep_frozen(match(source, optimizer, LoadedBeside(), strict=strict, ranks=ALONE), optimizer)
-                source = torch_source(optimizer, state_dict, names)
             plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
             records = source.manifest.parameters
             if strict:

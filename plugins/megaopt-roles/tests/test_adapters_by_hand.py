@@ -81,3 +81,17 @@ def test_without_a_batch_they_are_no_matrices_either(layers):
     found = infer_roles(Model(layers=layers))
     matrices = {name for name, said in found.items() if said.role is Role.MATRIX}
     assert not any(name.startswith(("table", "head")) for name in matrices)
+
+
+def test_a_projection_beside_two_tables_and_blocks_is_no_factor():
+    """Their shapes fit by chance: a wide table for all blocks, a narrow one, and what widens the stream for them."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow, self.wide = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(VOCABULARY, 3 * WIDTH)
+            self.project = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(3 * WIDTH, WIDTH)) for _ in range(2))
+
+    model = nn.Sequential(Wide(), nn.Linear(WIDTH, VOCABULARY))
+    assert infer_roles(model)["0.project.weight"].role is Role.MATRIX

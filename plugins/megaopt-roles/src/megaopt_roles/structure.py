@@ -209,7 +209,8 @@ class Structure:
         one, other = (param.shape for param in matrices if param is not base)
         ranks = {r for r in {*one} & {*other} if r < min(base.shape)}
         fits = any(sorted((*one, *other)) == sorted((r, r, *base.shape)) for r in ranks)
-        return base if fits else None
+        every = self.modules[name].parameters() if fits else ()
+        return base if sum(param.dim() > 1 and min(param.shape) > 1 for param in every) == 3 else None
 
     def block_of(self, name: str) -> str | None:
         """Return the innermost repeated block that a module stands in.

@@ -4,6 +4,27 @@ import pytest
 
 # A model's parts, the arguments and the body of its forward, a batch, and the roles of its parameters.
 MODELS = {
+    "boxes that are refined and returned are no certain matrices": (
+        """
+        self.memory, self.where, self.mix = (nn.Linear(6, 8), nn.Linear(4, 8), nn.Linear(8, 8))
+        self.boxes, self.scores = (nn.ModuleList(nn.Linear(8, 4) for _ in range(2)), nn.Linear(8, 5))
+        """,
+        "x",
+        """
+        box, h, found = (x.new_zeros(2, 5, 4), self.memory(x), [])
+        for refine in self.boxes:
+            h = h + self.mix((h + self.where(box)).relu())
+            box = (refine(h) + box).sigmoid()
+            found.append(box)
+        return torch.stack(found), self.scores(h)
+        """,
+        "x(2, 5, 6)",
+        {
+            "matrix": "memory.weight where.weight mix.weight",
+            "matrix?": "boxes.{0,1}.weight",
+            "output": "scores.weight",
+        },
+    ),
     "a trained mean is a layer": (
         """
         self.n, self.a, self.b = (2, nn.Linear(6, 8), nn.Linear(8, 8))

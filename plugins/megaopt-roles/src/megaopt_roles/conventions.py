@@ -67,8 +67,8 @@ class Conventions:
             return matrix("get_classifier does not return it")
         if headed is None and self.told.is_inside(name):
             few = outputs_of(module) <= _FEW and not _is_factor(name)
-            ends = few or self._has_most_rows(module)
-            return None if ends and self.structure.block_of(name) is None else matrix("inside the base model")
+            heads = self._has_most_rows(module) and self.structure.block_of(name) is None
+            return None if few or heads else matrix("inside the base model")
         return None
 
     def layer(self, name: str, module: nn.Module) -> RoleDecision:
@@ -86,7 +86,7 @@ class Conventions:
             return doubted(found, "and a layer takes as many features") if taken else found
         headed = self._head_part(name)
         small = outs <= _FEW and not _is_factor(name) and isinstance(module, nn.Linear)
-        if block is not None and headed is None and (not small or self.told.is_inside(name)):
+        if block is not None and headed is None and not small:
             return matrix(f"in the repeated block {block}")
         taker = None if self._is_squashed(name) else self._taker(name, module, headed)
         if taker is not None:

@@ -13,6 +13,8 @@ __all__ = ["verdict", "with_view"]
 
 
 _UNSEEN = "which matrices lie inside was not seen"
+_FEW = 4
+"""Features that no hidden layer gives so few of, but boxes and colours do."""
 
 
 @frozen
@@ -118,7 +120,8 @@ def _contracted(entry: NamedParam, seen: _Seen, uses: set[Use], base: MatrixView
         mixed = elementwise("a product sums over it, and it is used by entries")
         return doubted(hidden if projected else mixed)
     if adding:
-        return hidden
+        few = len(shape) == 2 and shape[0] <= _FEW and Met.DIRECT in ended
+        return doubted(hidden, "it gives few features, and the model returns them, too") if few else hidden
     if projected:
         returned = ended & {Met.DIRECT, Met.GATED} and notes.direct & seen.keys
         return doubted(hidden, "the model returns its product, too") if returned else hidden

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from megaopt_core.errors import CommunicationError
+from megaopt_core.errors import CommunicationError, UnsupportedOperationError
 from megaopt_core.parallel._timeouts import timeout_of
 
 __all__ = ["all_reduce", "gather_objects", "needs_all_ranks", "new_group", "stopped"]
@@ -38,10 +38,16 @@ def needs_all_ranks(what: str) -> Iterator[None]:
 
     Raises:
         CommunicationError: another rank has stopped, or the process group's timeout is over.
+        UnsupportedOperationError: torch cannot send Python objects here.
     """
     try:
         yield
     except RuntimeError as error:
+        if "Numpy is not available" in str(error):
+            raise UnsupportedOperationError(
+                f"{what} failed: torch sends Python objects between ranks by way of NumPy, which is not installed: "
+                "pip install numpy"
+            ) from error
         raise stopped(what, error) from error
 
 

@@ -35,17 +35,23 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> f
     return loss.item()
 
 
-kind, folder = sys.argv[1:]
-dist.init_process_group("gloo")
-model, optimizer = build(kind)
-train(model, optimizer, range(3))
-model_state, optimizer_state = get_state_dict(model, optimizer)
-dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
-expected = train(model, optimizer, range(3, 6))
+def main(kind: str, folder: str) -> None:
+    """Train, save, load into a new run, and compare how both go on."""
+    dist.init_process_group("gloo")
+    model, optimizer = build(kind)
+    train(model, optimizer, range(3))
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
+    expected = train(model, optimizer, range(3, 6))
 
-model, optimizer = build(kind)
-model_state, optimizer_state = get_state_dict(model, optimizer)
-dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
-set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
-is_same = train(model, optimizer, range(3, 6)) == expected
-sys.stdout.write("the same loss\n" if is_same else "another loss\n")
+    model, optimizer = build(kind)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    is_same = train(model, optimizer, range(3, 6)) == expected
+    sys.stdout.write("the same loss\n" if is_same else "another loss\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

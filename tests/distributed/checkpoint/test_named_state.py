@@ -1,6 +1,7 @@
 """A small format of checkpoints of one's own: written against `optimizer.named_state()`, by public names alone."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from megaopt_core import MegatronOptimizer, build_optimizer
-from megaopt_core.errors import StateDictError
+from megaopt_core.errors import PluginNotInstalledError, StateDictError
 from megaopt_core.params import Shard
+from megaopt_core.registry import reset_registry
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
@@ -107,3 +109,26 @@ def test_what_does_not_fit_changes_nothing():
     with pytest.raises(StateDictError, match=r"'step' of 'weight' is .* and cannot become 'many'"):
         state.write([(good, torch.zeros(6)), (parts["weight", "step"], "many")])
     assert torch.equal(optimizer.state[model.weight]["exp_avg"], before)
+
+
+def without_the_library(rank: int, size: int) -> list[str]:
+    """Return what a rank hears that shares states, and has no plugin that shows them."""
+    os.environ["MEGAOPT_DISABLE_PLUGINS"] = "checkpoint"
+    reset_registry()
+    model = torch.nn.Linear(5, 7)
+    optimizer = build_optimizer(model, "adam", lr=1e-2, sharding="distributed")
+    heard = []
+    for ask in (optimizer.state_dict, lambda: optimizer.load_state_dict({"state": {}, "param_groups": []})):
+        with pytest.raises(PluginNotInstalledError) as raised:
+            ask()
+        heard.append(str(raised.value))
+    return heard
+
+
+def test_without_the_library_all_ranks_are_told_what_to_install(launch):
+    """Before any of them waits for another; the optimizer steps all the same."""
+    pytest.importorskip("megaopt_distributed")
+    for heard in launch(without_the_library, 2):
+        for words in heard:
+            assert words.startswith("a state dict of what 'distributed' shares out over ranks comes with ")
+            assert "megaopt-checkpoint" in words

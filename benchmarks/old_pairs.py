@@ -67,7 +67,7 @@ print(time.process_time() - start)
 
 
 def environment(site: Path | None) -> dict[str, str]:
-    """Return the variables of a process that imports a tree.
+    """Return the variables of a process that imports a tree; `-P` keeps it from finding this one in the folder.
 
     Args:
         site: where the tree is installed; None: in this environment.
@@ -86,7 +86,7 @@ def ratios(name: str, site: Path, pairs: int) -> list[float]:
     """
     workers = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", WORKER, name, str(STEPS[name])],
+            [sys.executable, "-P", "-W", "ignore", "-c", WORKER, name, str(STEPS[name])],
             env=environment(where),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -118,7 +118,7 @@ def import_seconds(site: Path | None, times: int = 7) -> float:
         times: how often.
     """
     run = [
-        float(subprocess.check_output([sys.executable, "-c", IMPORT], env=environment(site), text=True))
+        float(subprocess.check_output([sys.executable, "-P", "-c", IMPORT], env=environment(site), text=True))
         for _ in range(times)
     ]
     return statistics.median(run)

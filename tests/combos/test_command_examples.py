@@ -9,9 +9,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from megaopt_tools import main
 
-pytest.importorskip("megaopt_tools")
+main = pytest.importorskip("megaopt_tools").main
 pytest.importorskip("megaopt_testing")
 pytest.importorskip("megaopt_checkpoint")
 pytest.importorskip("megaopt_muon")

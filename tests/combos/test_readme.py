@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from megaopt_tools import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [
@@ -71,12 +70,12 @@ COMMANDS = sorted(
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_table_are_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each explains itself, with examples."""
-    pytest.importorskip("megaopt_tools")
+    tools = pytest.importorskip("megaopt_tools")
     pytest.importorskip("megaopt_testing")
     pytest.importorskip("megaopt_checkpoint")
     pytest.importorskip("megaopt_muon")
     with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
+        tools.main([command, "--help"])
     assert stop.value.code == 0
     assert f"\nexamples:\n  megaopt {command}" in capsys.readouterr().out.replace(
         'eval "$(megaopt', "megaopt"
@@ -104,6 +103,7 @@ def test_commands_run_as_the_table_writes_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In any folder; what is a placeholder there is a model, or a name, here."""
+    tools = pytest.importorskip("megaopt_tools")
     pytest.importorskip("megaopt_muon")
     if needs:
         pytest.importorskip(needs)
@@ -114,7 +114,7 @@ def test_commands_run_as_the_table_writes_them(
     )
     given = {"MODULE:FACTORY": "my_module.py:model", "NAME": "mine", "OPTIMIZER": "muon", "SHELL": "bash"}
     words = [given.get(word, word) for word in command.split()]
-    assert main(words) == 0
+    assert tools.main(words) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert printed.out or (tmp_path / "megaopt-mine").is_dir()
@@ -158,7 +158,7 @@ def test_the_demo_ends_with_a_table_and_a_picture(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command of its environment, of two steps: what the front page promises of it."""
-    pytest.importorskip("megaopt_tools")
+    tools = pytest.importorskip("megaopt_tools")
     pytest.importorskip("megaopt_muon")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -168,7 +168,7 @@ def test_the_demo_ends_with_a_table_and_a_picture(
     line = next(line for line in commands.split("\n") if line.startswith("!short:"))
     _, program, *arguments = shlex.split(line.replace("{posargs}", ""))
     assert program == "megaopt"
-    assert main([*arguments, "--steps", "2", "--threads", "1"]) == 0
+    assert tools.main([*arguments, "--steps", "2", "--threads", "1"]) == 0
     text, _, table = capsys.readouterr().out.partition("held-out")
     assert "pydoc_data.topics" in text
     assert [line.split()[0] for line in table.splitlines()[3:6]] == ["adam", "muon", "adaptive_muon"]

@@ -134,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chance = random.Random(options.seed)  # noqa: S311 - the same again
     with stand_in(), tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("error")
+        # A manifest may say that a parameter was in another group; what follows is said aloud, and is no fault.
+        warnings.filterwarnings("ignore", message="parameters that were in several groups")
         trial = Trial(folder)
         result = {
             "seed": options.seed,

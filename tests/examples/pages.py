@@ -35,9 +35,11 @@ The script has run to its end by then, and its ranks have waited for each other;
 """
 
 RANKS_NEVER_MET = "_create_gloo_process_group"
-"""Where ranks of torchrun stand that gloo has not connected: seen once in some thousand starts, on a busy machine.
+"""Where ranks stand that wait for one that never comes: it was forked while a thread of the launcher looked up a name.
 
-No line of the script beyond `init_process_group` or `init_device_mesh` has run by then, so it is started once more.
+A lock of the C library that this thread held stays locked in the rank, which waits for it in `getaddrinfo` for ever; a
+real torchrun starts its ranks anew. No line beyond `init_process_group` or `init_device_mesh` has run by then, so the
+script is started once more.
 """
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")

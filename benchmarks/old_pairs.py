@@ -22,7 +22,7 @@ from harness import write_result
 from same_as import OLD_COMMIT, install_old
 
 STEPS = {"adamw": 20, "muon": 3, "lion": 20, "save": 4, "load": 4, "state_dict": 20}
-"""What is measured, and how often one side of a pair does it: each takes about as long."""
+"""Each kind of pair, and how often one side repeats it: all kinds take about as long."""
 
 WORKER = """
 import sys, tempfile, time, torch

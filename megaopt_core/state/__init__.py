@@ -12,7 +12,15 @@ from megaopt_core.state._fitting import (
 )
 from megaopt_core.state._group_settings import GroupMerge, merge_groups
 from megaopt_core.state._left_out import require_state, with_left_out
-from megaopt_core.state._listed import names_in, origin_in, origin_of, require_told, told_at
+from megaopt_core.state._listed import (
+    is_left_out,
+    is_written,
+    names_in,
+    origin_in,
+    origin_of,
+    require_told,
+    told_at,
+)
 from megaopt_core.state._named import NamedState, StateSlice
 from megaopt_core.state._notes import joins_of
 from megaopt_core.state._origin import (
@@ -38,7 +46,9 @@ __all__ = [
     "StatefulOptimizer",
     "configured",
     "described_view",
+    "is_left_out",
     "is_number",
+    "is_written",
     "joins_of",
     "load_or_restore",
     "merge_groups",

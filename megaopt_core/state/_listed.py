@@ -9,14 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from megaopt_core.errors import StateDictError
 from megaopt_core.params._names import shown, without_wrappers
+from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._origin import ROUTED, STEPPED, stored_view
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import StatefulOptimizer
 
-__all__ = ["names_in", "names_of", "origin_in", "origin_of", "require_told", "told_at"]
+__all__ = [
+    "is_left_out",
+    "is_written",
+    "names_in",
+    "names_of",
+    "origin_in",
+    "origin_of",
+    "require_told",
+    "told_at",
+]
 
 
 def names_of(optimizer: StatefulOptimizer, state_dict: Mapping[str, Any]) -> list[str]:
@@ -202,6 +214,25 @@ def origin_of(told: Mapping[str, Any], name: str) -> dict[str, Any]:
         origin |= {"role": "", "view": told["views"].get(name, {})}
         stored_view({**origin, "shape": ()})
     return origin
+
+
+def is_left_out(value: Any) -> bool:
+    """Return whether a state is not in a state dict: torch puts an empty mapping where flat keys lack it.
+
+    Args:
+        value: what stands in its place.
+    """
+    return value is None or (isinstance(value, Mapping) and not value)
+
+
+def is_written(key: str, value: Any) -> bool:
+    """Return whether somebody wrote into a place that was exported before the first step.
+
+    Args:
+        key: the state's key.
+        value: what is there now.
+    """
+    return isinstance(value, torch.Tensor) and key != MAIN_PARAM and bool(value.any())
 
 
 def _kind(value: object) -> str:

@@ -21,7 +21,7 @@ from megaopt_core.state._fitting import (
 )
 from megaopt_core.state._group_settings import GroupMerge, merge_groups
 from megaopt_core.state._left_out import FROM_ALL_RANKS, require_state
-from megaopt_core.state._listed import origin_in, origin_of, require_told, told_at
+from megaopt_core.state._listed import is_left_out, is_written, origin_in, origin_of, require_told, told_at
 from megaopt_core.state._origin import settings_of, stepped_otherwise
 from megaopt_core.state._piece_load import PieceLoad
 from megaopt_core.state._pieces import PieceState, piece_states
@@ -105,12 +105,12 @@ def _saved_in(
             raise StateDictError(f"the state of {name!r} is no mapping", names=[name])
         is_lacking = index in states and some and not _is_told(values)
         values = {key: _all_of(name, key, value) for key, value in values.items() if not _is_elsewhere(value)}
-        is_fresh = name in fresh and not any(_is_written(key, value) for key, value in values.items())
+        is_fresh = name in fresh and not any(is_written(key, value) for key, value in values.items())
         kept = {
             key: value
             for key, value in values.items()
             if (not is_fresh or key == MAIN_PARAM)
-            and not (_is_left_out(value) and isinstance(live.get(name, {}).get(key), torch.Tensor))
+            and not (is_left_out(value) and isinstance(live.get(name, {}).get(key), torch.Tensor))
         }
         origin = origin_of({} if position is None else told[position], name)
         found[name] = _Saved(kept, position, origin, is_fresh, is_lacking)
@@ -144,16 +144,6 @@ def _all_of(name: str, key: str, value: Any) -> Any:
         f"state {key!r} of {name!r} in the state dict is a part of it, others are with other ranks: {FROM_ALL_RANKS}",
         names=[name],
     )
-
-
-def _is_left_out(value: Any) -> bool:
-    """Return whether a state is not in a state dict: torch puts an empty mapping where flat keys lack it."""
-    return value is None or (isinstance(value, Mapping) and not value)
-
-
-def _is_written(key: str, value: Any) -> bool:
-    """Return whether somebody wrote into a place that was exported before the first step."""
-    return isinstance(value, torch.Tensor) and key != MAIN_PARAM and bool(value.any())
 
 
 @define

@@ -18,7 +18,17 @@ from megaopt_checkpoint.values.sliced import SlicedTensor, joined, sliced
 from megaopt_core.errors import StateDictError
 from megaopt_core.params import Shard, is_dtensor, local_tensor, whole
 from megaopt_core.precision import MAIN_PARAM
-from megaopt_core.state import PieceState, is_number, origin_in, origin_of, piece_states, settings_of, told_at
+from megaopt_core.state import (
+    PieceState,
+    is_left_out,
+    is_number,
+    is_written,
+    origin_in,
+    origin_of,
+    piece_states,
+    settings_of,
+    told_at,
+)
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers import MegatronOptimizer
@@ -86,14 +96,14 @@ def torch_source(
         values = state_dict["state"].get(index, {})
         if not isinstance(values, Mapping):
             raise StateDictError(f"the state of {name!r} is no mapping", names=[name])
-        is_fresh = name in fresh and not any(_is_written(key, value) for key, value in values.items())
+        is_fresh = name in fresh and not any(is_written(key, value) for key, value in values.items())
         name_here = renamed(name)
         kept = {
             key: value
             for key, value in values.items()
             if not _is_boxless(value)
             and (not is_fresh or key == MAIN_PARAM)
-            and not (_is_left_out(value) and here.keeps(name_here, key))
+            and not (is_left_out(value) and here.keeps(name_here, key))
         }
         shape = here.shape(name_here, kept)
         told = {} if position is None else routed[position]
@@ -117,16 +127,6 @@ def torch_source(
     roles = next((told["roles"] for told in routed if told), "")
     manifest = Manifest(optimizer=described, plugins=plugins, written={"roles": roles} if roles else {})
     return MemorySource("the state dict", manifest, tensors)
-
-
-def _is_left_out(value: Any) -> bool:
-    """Return whether a state is not in a state dict: torch puts an empty mapping where flat keys lack it."""
-    return value is None or (isinstance(value, Mapping) and not value)
-
-
-def _is_written(key: str, value: Any) -> bool:
-    """Return whether somebody wrote into a place that was exported before the first step."""
-    return isinstance(value, torch.Tensor) and key != MAIN_PARAM and bool(value.any())
 
 
 class _Here:

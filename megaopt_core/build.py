@@ -261,7 +261,7 @@ def optimizer_from_routing(
 def _chained(children: list[MegatronOptimizer], strategy: str) -> MegatronOptimizer:
     """Return the children as one: as the strategy that the configuration names chains them, if it does."""
     with get_registry().blaming("strategy", strategy):
-        chain = get_registry().strategy(strategy).chain(children)
+        chain: MegatronOptimizer | None = get_registry().strategy(strategy).chain(children)
     if chain is not None:
         return chain
     return children[0] if len(children) == 1 else ChainedOptimizer(children)

@@ -1,6 +1,7 @@
-"""The configuration of a run: the core's fields, plugins' settings, validators."""
+"""The configuration of a run: the core's fields, plugins' settings, validators, arguments of constructors."""
 
 from megaopt_core.config._assignments import parse_assignments
+from megaopt_core.config._constructor import constructor_kwargs
 from megaopt_core.config._dtypes import STATE_DTYPES, dtype_name, parse_dtype
 from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFieldInfo, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
@@ -22,6 +23,7 @@ __all__ = [
     "Rule",
     "between",
     "boolean",
+    "constructor_kwargs",
     "core_field_info",
     "dtype_name",
     "not_negative",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from megaopt_core.config._constructor import constructor_kwargs
 from megaopt_core.errors import PluginError
 from megaopt_core.execution._placeholders import placeholders_hidden
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.registry._constructor import constructor_kwargs
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig

@@ -1,4 +1,4 @@
-"""Finding, loading, isolating and looking up plugins, and what their constructors are given.
+"""Finding, loading, isolating and looking up plugins.
 
 Names whose modules need torch are imported when they are first used: listing plugins needs none.
 """
@@ -12,7 +12,6 @@ from megaopt_core.registry._installation import ALLOW, DISABLE, GROUP
 from megaopt_core.registry._registry import PluginRegistry, get_registry, reset_registry
 
 if TYPE_CHECKING:
-    from megaopt_core.registry._constructor import constructor_kwargs
     from megaopt_core.registry._loading import LoadedPlugin
     from megaopt_core.registry._missing import Kind, absent_plugin, did_you_mean, import_distribution
     from megaopt_core.registry._setting_owners import SettingInfo, type_name
@@ -28,7 +27,6 @@ __all__ = [
     "PluginStatus",
     "SettingInfo",
     "absent_plugin",
-    "constructor_kwargs",
     "contested",
     "did_you_mean",
     "get_registry",
@@ -43,7 +41,6 @@ _HOME = {
     "LoadedPlugin": "_loading",
     "SettingInfo": "_setting_owners",
     "absent_plugin": "_missing",
-    "constructor_kwargs": "_constructor",
     "did_you_mean": "_missing",
     "import_distribution": "_missing",
     "type_name": "_setting_owners",

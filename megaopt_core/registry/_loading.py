@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING
 
 import attrs
 import pluggy
@@ -17,9 +16,6 @@ from megaopt_core.registry._faults import loading, words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin
 from megaopt_core.sharding._protocol import ShardingStrategy
-
-if TYPE_CHECKING:
-    from megaopt_core.precision._policy import PrecisionPolicy
 
 __all__ = [
     "LoadedPlugin",
@@ -49,7 +45,7 @@ class LoadedPlugin:
     optimizers: Mapping[str, OptimizerEntry]
     strategies: Mapping[str, ShardingStrategy]
     schedules: Mapping[str, ScheduleStyle]
-    precision_policies: Mapping[str, type[PrecisionPolicy]]
+    precision_policies: Mapping[str, type]
     core_fields: frozenset[str] = frozenset()
 
     def has(self, hook: str) -> bool:

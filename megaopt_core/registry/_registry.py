@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their comma
 
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
-    from megaopt_core.precision._policy import PrecisionPolicy
     from megaopt_core.registry._contents import Contents
     from megaopt_core.registry._loading import LoadedPlugin
     from megaopt_core.registry._setting_owners import SettingInfo
@@ -157,16 +156,16 @@ class PluginRegistry:
         """Return every sharding strategy that one plugin gives, by name."""
         return self._all("strategy")
 
-    def precision_policy(self, name: str) -> type[PrecisionPolicy]:
-        """Return the class of a precision policy; raises as :meth:`optimizer` does.
+    def precision_policy(self, name: str) -> type:
+        """Return the class of a precision policy, as it was given; raises as :meth:`optimizer` does.
 
         Args:
             name: what users write in `precision="..."`.
         """
-        policy: type[PrecisionPolicy] = self._find("precision", name)[0]
+        policy: type = self._find("precision", name)[0]
         return policy
 
-    def precision_policies(self) -> dict[str, type[PrecisionPolicy]]:
+    def precision_policies(self) -> dict[str, type]:
         """Return the class of every precision policy that one plugin gives, by name."""
         return self._all("precision")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from attrs import evolve
@@ -12,13 +12,33 @@ from megaopt_core.errors import BrokenPluginWarning, PluginError, warn_user
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._report import OptimizerReport, ParamRow, PartRow
 from megaopt_core.sharding._split_step import Travel
+from megaopt_core.state._protocol import NamedPieces, StatefulOptimizer
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.execution._step_runner import StepRunner
     from megaopt_core.routing._groups import ChildSpec
     from megaopt_core.routing._routing import ParamRoute
 
 __all__ = ["build_report"]
+
+
+class ReportedPart(NamedPieces, Protocol):
+    """One inner optimizer, and how it is stepped."""
+
+    @property
+    def runner(self) -> StepRunner:
+        """Runs its steps."""
+
+
+class ReportedOptimizer(StatefulOptimizer, Protocol):
+    """What a report tells of; every `MegatronOptimizer` is one."""
+
+    @property
+    def parts(self) -> Sequence[ReportedPart]:
+        """What is stepped."""
+
+    unused_settings: tuple[str, ...]
+    """Sentences about settings that change nothing."""
 
 
 def _plugin_of(optimizer: str | None) -> str:
@@ -29,7 +49,7 @@ def _number(value: Any) -> float:
     return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 
-def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool = False) -> OptimizerReport:
+def build_report(optimizer: ReportedOptimizer, *, after_step: bool, full: bool = False) -> OptimizerReport:
     """Return the report of an optimizer.
 
     Args:
@@ -87,7 +107,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool =
     return OptimizerReport(ordered, parts, unused, problems, readers, full)
 
 
-def _unused_in_parts(optimizer: MegatronOptimizer) -> list[str]:
+def _unused_in_parts(optimizer: ReportedOptimizer) -> list[str]:
     """Return the settings that the runners of some parts do not act on, or have given up to, and those of others do."""
     told = {sentence.partition("=")[0] for sentence in optimizer.unused_settings}
     found = {
@@ -123,7 +143,7 @@ def _require_notes(notes: object) -> Mapping[str, str]:
     raise PluginError(f"param_notes returned a {type(notes).__name__}; it must map names to notes")
 
 
-def _child_of_empty(optimizer: MegatronOptimizer, group: int) -> ChildSpec | None:
+def _child_of_empty(optimizer: ReportedOptimizer, group: int) -> ChildSpec | None:
     children = () if optimizer.routing is None else optimizer.routing.children
     return next((child for child in children if group in child.groups), None)
 

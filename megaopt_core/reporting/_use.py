@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import Factory, field, frozen
 
+from megaopt_core.config._constructor import constructor_kwargs
 from megaopt_core.config._dtypes import shown
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, PluginError
-from megaopt_core.registry._constructor import constructor_kwargs
 from megaopt_core.registry._registry import get_registry
 
 if TYPE_CHECKING:

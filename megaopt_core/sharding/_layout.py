@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Self
+from typing import Any, Protocol, Self
 
 import torch
 from attrs import Factory, frozen
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params._shards import RankCoordinates, Shard
-
-if TYPE_CHECKING:
-    from megaopt_core.routing._routing import Routing
 
 __all__ = [
     "BufferKey",
@@ -107,6 +104,22 @@ class PerBufferParamLayout:
         return (ends[rank - 1] if rank else self.buckets[bucket][0]), ends[rank]
 
 
+class PlannedRouting(Protocol):
+    """Which optimizer, group and strategy each parameter had when a layout was made; a `Routing` is one."""
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Canonical name to where the parameter went."""
+
+    def require_same(self, other: Any, names: Mapping[str, str] | None = None) -> None:
+        """Raise unless another routing sends every parameter to the same place.
+
+        Args:
+            other: the routing that would be computed now.
+            names: what parameters of this one are called there, where that is something else.
+        """
+
+
 @frozen
 class FullParamLayout:
     """The layouts of all buffers of one model chunk.
@@ -117,7 +130,7 @@ class FullParamLayout:
     """
 
     buffers: Mapping[BufferKey, PerBufferParamLayout]
-    routing: Routing | None = None
+    routing: PlannedRouting | None = None
 
 
 @frozen

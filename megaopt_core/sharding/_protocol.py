@@ -18,8 +18,6 @@ from megaopt_core.sharding._split_step import Exchange, Sent, Travel
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from megaopt_core.optimizers._base import MegatronOptimizer
-
 __all__ = [
     "OverlappedParams",
     "ParamLayout",
@@ -275,13 +273,13 @@ class ShardingStrategy(Protocol):
             is_expert: they hold expert parameters, which have process groups of their own.
         """
 
-    def chain(self, children: Sequence[MegatronOptimizer]) -> MegatronOptimizer | None:
+    def chain(self, children: Sequence[Any]) -> Any:
         """Return the optimizer that a user gets; asked once, of the strategy that the configuration names.
 
         Args:
-            children: every optimizer of the model, at least one.
+            children: every `MegatronOptimizer` of the model, at least one.
 
         Returns:
-            An optimizer over all of them; None: the only child, or a chain.
+            A `MegatronOptimizer` over all of them; None: the only child, or a chain.
         """
         return None

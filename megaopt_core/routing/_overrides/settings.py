@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+from megaopt_core.config._constructor import (
+    constructor_defaults,
+    constructor_kwargs,
+    constructor_parameters,
+)
 from megaopt_core.config._group_values import GroupChecks, group_checks, wrong_settings
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, OverrideError
@@ -15,11 +20,6 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import OVERRIDE_FIELDS
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._advice import advice_on
-from megaopt_core.registry._constructor import (
-    constructor_defaults,
-    constructor_kwargs,
-    constructor_parameters,
-)
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._overrides.matching import Match
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from megaopt_core.config import constructor_kwargs
 from megaopt_core.errors import MegaoptError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import Granularity
 from megaopt_core.plugin_api import OptimizerEntry
-from megaopt_core.registry import constructor_kwargs, get_registry
+from megaopt_core.registry import get_registry
 from megaopt_testing.checks.settings import own_settings
 from megaopt_testing.checks.settings_act import WAYS, switched
 from megaopt_testing.snapshot import same_bits

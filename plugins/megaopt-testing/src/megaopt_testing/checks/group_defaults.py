@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from megaopt_core.config import constructor_kwargs
 from megaopt_core.params import Granularity
-from megaopt_core.registry import constructor_kwargs, get_registry
+from megaopt_core.registry import get_registry
 from megaopt_testing.checks.settings_act import WAYS, other_values
 from megaopt_testing.snapshot import same_bits
 from megaopt_testing.trial import Trial

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from megaopt_core.config import constructor_kwargs
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.plugin_api import OptimizerEntry
-from megaopt_core.registry import constructor_kwargs, get_registry
+from megaopt_core.registry import get_registry
 from megaopt_testing.long_run import LONG, built_few, step_few
 from megaopt_testing.snapshot import params_of, same_bits
 from megaopt_testing.trial import Trial, some

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+from megaopt_core.config import constructor_kwargs
 from megaopt_core.optimizers import OptimizerPart
 from megaopt_core.params import ParamInfo
 from megaopt_core.plugin_api import OptimizerEntry
-from megaopt_core.registry import constructor_kwargs, get_registry
+from megaopt_core.registry import get_registry
 from megaopt_core.sharding import SplitStep, StatefulSplitStep
 from megaopt_testing.check import DoesNotApply
 from megaopt_testing.snapshot import same_bits

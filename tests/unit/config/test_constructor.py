@@ -9,9 +9,9 @@ from megaopt_testing.plugins import temporary_plugin
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerConfig, OptimizerEntry, hookimpl
+from megaopt_core.config import constructor_kwargs
+from megaopt_core.config._constructor import constructor_defaults, constructor_parameters
 from megaopt_core.errors import ConfigurationError, PluginError
-from megaopt_core.registry import constructor_kwargs
-from megaopt_core.registry._constructor import constructor_defaults, constructor_parameters
 
 
 @frozen

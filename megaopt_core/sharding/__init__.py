@@ -1,6 +1,7 @@
 """The protocol of sharding strategies, layouts as pure data, and the strategy that replicates; provisional."""
 
 from megaopt_core.sharding._attached import buffers_alike
+from megaopt_core.sharding._cuts import cut_of
 from megaopt_core.sharding._layout import (
     BufferKey,
     FullParamLayout,
@@ -11,7 +12,6 @@ from megaopt_core.sharding._layout import (
     World,
 )
 from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of
-from megaopt_core.sharding._ownership import require_partition
 from megaopt_core.sharding._protocol import (
     OverlappedParams,
     ParamLayout,
@@ -48,8 +48,8 @@ __all__ = [
     "World",
     "WrappedModel",
     "buffers_alike",
+    "cut_of",
     "finish_grad_sync",
     "gradient_of",
-    "require_partition",
     "wrappers_of",
 ]

@@ -84,12 +84,11 @@ def require_attached(
                 f"{len(piece.model_params)} model parameters for a piece of shape {piece.spec.shape} with "
                 f"{len(piece.spec.members)}: {piece.spec.members[0][1].name!r}"
             )
-        for name in (shard.name for _, shard in piece.spec.members if sharded.exchange is None):
-            reason = cut_of(piece.spec, specs[name], world, is_split=False)
+        for name in (shard.name for _, shard in piece.spec.members):
+            reason = cut_of(piece.spec, specs[name], world, is_split=None if sharded.exchange else False)
             if reason is not None:
-                raise ShardingError(
-                    f"sharding={strategy!r} attaches {name!r} without an exchange: it {reason}"
-                )
+                without = " without an exchange" * (sharded.exchange is None)
+                raise ShardingError(f"sharding={strategy!r} attaches {name!r}{without}: it {reason}")
 
 
 def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[str]) -> set[str]:

@@ -1,35 +1,26 @@
-"""Whether all ranks together own every element of every parameter once, as the layout alone shows."""
+"""How many elements of every parameter all ranks together step, and who steps them, as the layout alone shows."""
 
 from __future__ import annotations
 
 import hashlib
 import marshal
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import astuple, define, field
 
 from megaopt_core.errors import OwnershipError
-from megaopt_core.params._shards import Box, RankCoordinates, Shard, intersect, numel_of, whole
-from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamSpec
-from megaopt_core.sharding._cuts import cut_of
+from megaopt_core.params._shards import RankCoordinates, Shard
+from megaopt_core.params._specs import ParamSpec
 from megaopt_core.sharding._layout import Peers, PieceSpec, World
 from megaopt_core.sharding._protocol import ParamLayout, spread_axes
 
-__all__ = ["Owners", "owners_of", "require_partition"]
+__all__ = ["Owners", "owners_of"]
 
 _MOST_SLICES = 2**18
 """Slices of parameters after which no further rank is asked for its own: a few seconds of work."""
 
-type _Key = tuple[Box, int, int]
-"""A slice of one parameter: a box and a range inside it."""
-
-type _Block = tuple[tuple[tuple[str, int], ...], str, int, int, int | None, Box | None]
-"""Peers: where they stand on other axes, axis, size, number of the block, `dim`, and the box that replicas share."""
-
-
-type _Owners = list[tuple[RankCoordinates, Peers | None]]
-"""Who owns one slice: as many as are seen, and where on each axis."""
+type _Owner = tuple[RankCoordinates, Shard, Peers | None]
+"""A rank, the elements of a parameter that it steps, and the ranks that step them with it."""
 
 
 @define(eq=False)
@@ -38,25 +29,31 @@ class Owners:
 
     Args:
         is_expert: which of the two.
+        by_name: the owners of each parameter.
+        is_complete: every rank was asked.
     """
 
     is_expert: bool
-    slices: dict[str, dict[_Key, _Owners]]
+    by_name: Mapping[str, list[_Owner]]
+    is_complete: bool = False
     _pieces: hashlib._Hash = field(factory=hashlib.sha256)
 
     def note(self, rank: RankCoordinates, piece: PieceSpec) -> None:
-        """Let a piece that a rank has count in the digest.
+        """Count the piece of a rank.
 
         Args:
             rank: its coordinates.
             piece: the piece.
         """
+        mine = [(offset, shard) for offset, shard in piece.members if shard.name in self.by_name]
+        if not mine:
+            return
         peers = None if piece.peers is None else astuple(piece.peers)
-        members = [
-            (offset, shard.name, shard.box, shard.start, shard.stop) for offset, shard in piece.members
-        ]
+        members = [(offset, shard.name, shard.box, shard.start, shard.stop) for offset, shard in mine]
         # Version 2 writes values, not which objects happen to be the same.
         self._pieces.update(marshal.dumps((tuple(rank.items()), piece.group, piece.shape, peers, members), 2))
+        for _, shard in mine:
+            self.by_name[shard.name].append((rank, shard, piece.peers))
 
     @property
     def digest(self) -> bytes:
@@ -66,36 +63,28 @@ class Owners:
     def rows(self) -> list[tuple[str, Mapping[str, str]]]:
         """Return who steps each parameter, in words."""
         return [
-            (
-                f"parameter {name!r}",
-                {"": "; ".join(_words(key, owners) for key, owners in slices.items()) or "nobody steps it"},
-            )
-            for name, slices in self.slices.items()
+            (f"parameter {name!r}", {"": "; ".join(map(_words, owners)) or "nobody steps it"})
+            for name, owners in self.by_name.items()
         ]
 
 
-def _words(key: _Key, owners: _Owners) -> str:
-    (offsets, sizes), start, stop = key
-    places = [" ".join(f"{axis}={place}" for axis, place in rank.items()) or "one rank" for rank, _ in owners]
-    return f"{', '.join(places)} has [{start}, {stop}) of {sizes} at {offsets}"
+def _words(owner: _Owner) -> str:
+    rank, shard, _ = owner
+    place = " ".join(f"{axis}={place}" for axis, place in rank.items()) or "one rank"
+    offsets, sizes = shard.box
+    return f"{place} has [{shard.start}, {shard.stop}) of {sizes} at {offsets}"
 
 
-def require_partition(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> None:
-    """Raise unless the pieces of all ranks are a partition of every parameter that its optimizer can step.
+def owners_of(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> list[Owners]:
+    """Return who owns what, of dense parameters and of those of experts.
 
-    Pure: every rank looks at the pieces of all ranks, and nobody communicates. Ranks along the axes that divide the
-    model may hold the same elements of a parameter that these axes do not cut: each steps its own copy. Along the axis
-    that shares the optimizer out (`dp`, `expert_dp`) every element is owned once, or by the replicas of one block of
-    :class:`~megaopt_core.sharding.Peers`; or the layout replicates, and every rank steps everything.
-
-    A piece is one box in its shape, or flat. Where an optimizer steps whole tensors a piece is not flat, and its box is
-    all that the model's axes leave of the tensor, or some matrices of a batch; only peers and a split step allow less.
-
-    An alignment of more than 8 elements is a condition and checked; 8 is what gives equal bits on both sides of a cut,
-    and a strategy may cut closer.
+    Pure: every rank asks for the pieces of all ranks, and nobody communicates. Each parameter must have as many
+    elements as all its owners step together. Copies along axes that do not cut it count once, and replicas of one block
+    of :class:`~megaopt_core.sharding.Peers` too. Where the sum is right and the elements are not, the strategy is at
+    fault, not the run: the conformance kit proves it.
 
     Where every rank has a slice of nearly every parameter, ranks are asked in their order until 2**18 slices have been
-    seen: elements that two of these own are found, elements that nobody owns are not.
+    seen: elements too many among these are found, elements that nobody owns are not.
 
     Args:
         strategy: its name, for errors.
@@ -104,272 +93,72 @@ def require_partition(strategy: str, layout: ParamLayout, specs: Sequence[ParamS
         world: number of ranks along each axis.
 
     Raises:
-        OwnershipError: elements of a parameter are owned by no rank or more than once, peers do not fit, a cut is not
-            aligned, a piece mixes groups or has another shape, a tensor is cut that must be whole, or a piece holds a
-            parameter that the strategy was not given.
+        OwnershipError: ranks step more or fewer elements of a parameter than it has.
     """
-    owners_of(strategy, layout, specs, world)
+    kinds = ([spec for spec in specs if spec.is_expert is is_expert] for is_expert in (False, True))
+    return [_counted(strategy, layout, kind, world) for kind in kinds if kind]
 
 
-def owners_of(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> list[Owners]:
-    """Return who owns what, of dense parameters and of those of experts; raises as :func:`require_partition` does.
+def _counted(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> Owners:
+    axis, is_expert = specs[0].data_axis, specs[0].is_expert
+    cutting = {placement.axis for spec in specs for placement in spec.dividing}
+    model_axes = sorted({*cutting, *spread_axes(layout, is_expert=is_expert)} - {axis})
+    owners = Owners(is_expert, {spec.name: [] for spec in specs})
+    replicates = axis not in cutting and _replicates(layout, specs, axis, world.size(axis))
+    seen = 0
+    for rank in world.ranks(*model_axes, *([] if replicates else [axis])):
+        if seen >= _MOST_SLICES:
+            break
+        for piece in layout.pieces(rank):
+            owners.note(rank, piece)
+            seen += len(piece.members)
+    else:
+        owners.is_complete = True
+    _require_sums(strategy, owners, specs, axis, world)
+    return owners
 
-    Args:
-        strategy: its name, for errors.
-        layout: what it returned.
-        specs: the parameters that it was given.
-        world: number of ranks along each axis.
-    """
-    found = []
-    for is_expert in (False, True):
-        mine = {spec.name: spec for spec in specs if spec.is_expert is is_expert}
-        others = {spec.name for spec in specs if spec.is_expert is not is_expert}
-        if mine:
-            found.append(_Ownership(strategy, layout, mine, others, world).owners())
-    return found
+
+def _replicates(layout: ParamLayout, specs: Sequence[ParamSpec], axis: str, size: int) -> bool:
+    """Return whether the first rank and the last along the data axis both have all that there is."""
+    if size == 1:
+        return False
+    first, last = {axis: 0}, {axis: size - 1}
+    everything = {spec.name: spec.shard(first).numel for spec in specs}
+    return _held(layout, first, everything) == _held(layout, last, everything) == everything
 
 
-@define(eq=False)
-class _Ownership:
-    strategy: str
-    layout: ParamLayout
-    specs: Mapping[str, ParamSpec]
-    others: set[str]
-    world: World
-    seen: int = field(default=0, init=False)
-    blocks: dict[str, dict[_Block, dict[int, Box]]] = field(factory=dict, init=False)
-    homes: dict[int, int] = field(factory=dict, init=False)
-    axis: str = field(init=False)
-    cutting: set[str] = field(init=False)
-    model_axes: tuple[str, ...] = field(init=False)
+def _held(layout: ParamLayout, rank: RankCoordinates, names: Mapping[str, int]) -> dict[str, int]:
+    held = dict.fromkeys(names, 0)
+    for piece in layout.pieces(rank):
+        for _, shard in piece.members:
+            if shard.name in held and piece.peers is None:
+                held[shard.name] += shard.numel
+    return held
 
-    def __attrs_post_init__(self) -> None:
-        self.axis = next(iter(self.specs.values())).data_axis
-        self.cutting = {placement.axis for spec in self.specs.values() for placement in spec.dividing}
-        spread = spread_axes(self.layout, is_expert=self.axis == "expert_dp")
-        self.model_axes = tuple(sorted({*self.cutting, *spread} - {self.axis}))
 
-    def owners(self) -> Owners:
-        axes = self.model_axes if self._replicates() else (*self.model_axes, self.axis)
-        owned: dict[str, dict[_Key, _Owners]] = {name: {} for name in self.specs}
-        owners, is_complete = Owners(self.axis == "expert_dp", owned), True
-        for rank in self.world.ranks(*axes):
-            if self.seen >= _MOST_SLICES:
-                is_complete = False
-                break
-            self._add(rank, owners)
-        wrong = {
-            name: reason
-            for name, slices in owned.items()
-            if (reason := self._wrong(self.specs[name], slices, is_complete=is_complete)) is not None
-        }
-        if is_complete:
-            wrong |= {
-                name: reason
-                for name, blocks in self.blocks.items()
-                if name not in wrong and (reason := _wrong_in_blocks(blocks)) is not None
-            }
-        if wrong:
-            name, reason = next(iter(wrong.items()))
-            raise OwnershipError(
-                f"sharding strategy {self.strategy!r} must own every element once over {self.world.size(self.axis)} "
-                f"{'expert ' * (self.axis == 'expert_dp')}data-parallel ranks, but {reason} of {name!r} ({len(wrong)} "
-                "parameters are wrong)",
-                names=wrong,
-            )
-        return owners
-
-    def _replicates(self) -> bool:
-        """Return whether the first rank and the last along the data axis both have all that there is."""
-        size = self.world.size(self.axis)
-        if size == 1 or self.axis in self.cutting:
-            return False
-        first, last = {self.axis: 0}, {self.axis: size - 1}
-        everything = {name: spec.shard(first).numel for name, spec in self.specs.items()}
-        return self._held(first) == self._held(last) == everything
-
-    def _held(self, rank: RankCoordinates) -> dict[str, int]:
-        held = dict.fromkeys(self.specs, 0)
-        for piece in self.layout.pieces(rank):
-            for _, shard in piece.members:
-                if shard.name in held and piece.peers is None:
-                    held[shard.name] += shard.numel
-        return held
-
-    def _add(self, rank: RankCoordinates, owners: Owners) -> None:
-        for piece in self.layout.pieces(rank):
-            if piece.members and piece.members[0][1].name in self.specs:
-                owners.note(rank, piece)
-            for _, shard in piece.members:
-                spec = self.specs.get(shard.name)
-                if spec is not None:
-                    self._require_piece(piece, shard, spec, rank)
-                    if shard.numel or not spec.numel:
-                        slices = owners.slices[shard.name].setdefault(
-                            (shard.box, shard.start, shard.stop), []
-                        )
-                        slices.append((rank, piece.peers))
-                elif shard.name not in self.others:
-                    self._refuse(shard, "was not given to it")
-            self.seen += len(piece.members)
-
-    def _require_piece(self, piece: PieceSpec, shard: Shard, spec: ParamSpec, rank: RankCoordinates) -> None:
-        if spec.group != piece.group:
-            self._refuse(shard, f"belongs to group {spec.group}, not to {piece.group}")
-        if shard.shape != spec.shape:
-            self._refuse(shard, f"has the shape {spec.shape}, not {shard.shape}")
-        reason = cut_of(piece, spec, self.world)
-        if reason is not None:
-            self._refuse(shard, reason)
-        if spec.granularity is Granularity.GROUP and shard.numel:
-            home = rank.get(self.axis, 0) // (piece.peers.size if piece.peers else 1)
-            if self.homes.setdefault(spec.group, home) != home:
-                self._refuse(
-                    shard, f"is not where the rest of its group is: {spec.optimizer!r} must have all of it"
-                )
-        if spec.alignment > DEFAULT_ALIGNMENT:
-            self._require_aligned(shard, spec, rank)
-        if piece.peers is not None:
-            self._require_peers(piece.peers, shard, spec, rank)
-
-    def _require_aligned(self, shard: Shard, spec: ParamSpec, rank: RankCoordinates) -> None:
-        allowed = f"{spec.optimizer!r} may be cut at multiples of {spec.alignment} elements"
-        local = spec.box(rank)
-        for cut in (shard.start, shard.stop):
-            if cut % spec.alignment and cut != numel_of(shard.box):
-                self._refuse(shard, f"is cut at {cut}: {allowed}")
-        if shard.box != local and not _is_aligned(shard.box, local, spec.alignment):
-            self._refuse(shard, f"is cut into the box {shard.box} of {local}: {allowed}")
-
-    def _require_peers(self, peers: Peers, shard: Shard, spec: ParamSpec, rank: RankCoordinates) -> None:
-        size, place = self.world.size(peers.axis), rank.get(peers.axis, 0)
-        if size % peers.size or place % peers.size != peers.index:
-            self._refuse(
-                shard,
-                f"has peers in blocks of {peers.size} along {peers.axis!r}, which has {size} ranks, at place "
-                f"{peers.index} of a block on rank {place}",
-            )
-        if peers.dim is not None and not spec.takes_peers:
-            self._refuse(shard, f"is stepped by {spec.optimizer!r}, which takes no parts (supports_peers)")
-        if peers.size > 1 and peers.axis in (self.axis, *self.model_axes):
-            others = tuple(sorted(entry for entry in rank.items() if entry[0] != peers.axis))
-            box = shard.box if peers.dim is None else None
-            block = others, peers.axis, peers.size, place // peers.size, peers.dim, box
-            self.blocks.setdefault(shard.name, {}).setdefault(block, {})[peers.index] = shard.box
-
-    def _refuse(self, shard: Shard, reason: str) -> None:
+def _require_sums(strategy: str, owners: Owners, specs: Sequence[ParamSpec], axis: str, world: World) -> None:
+    wrong = {}
+    for spec in specs:
+        count = sum(numel for numel in _counts(spec, owners.by_name[spec.name], axis))
+        if count > spec.numel or (owners.is_complete and count < spec.numel):
+            wrong[spec.name] = f"they step {count:,} elements of {spec.name!r}, which has {spec.numel:,}"
+    if wrong:
         raise OwnershipError(
-            f"sharding strategy {self.strategy!r} has a piece with {shard.name!r}, which {reason}",
-            names=[shard.name],
+            f"sharding strategy {strategy!r} must share every element out once over {world.size(axis)} "
+            f"{'expert ' * owners.is_expert}data-parallel ranks, but {next(iter(wrong.values()))} "
+            f"({len(wrong)} parameters are wrong)",
+            names=wrong,
         )
 
-    def _wrong(self, spec: ParamSpec, slices: Mapping[_Key, _Owners], *, is_complete: bool) -> str | None:
-        """Return what is wrong with the slices of one parameter, None when they are a partition."""
-        by_box: dict[Box, list[tuple[int, int]]] = {}
-        for (box, start, stop), owners in slices.items():
-            if start < stop and not self._is_one(owners, spec):
-                return f"more than one rank owns elements [{start}, {stop})"
-            by_box.setdefault(box, []).append((start, stop))
-        reason = _wrong_in_boxes(by_box, is_complete=is_complete)
-        return reason or _wrong_boxes(spec, list(by_box), is_complete=is_complete)
 
-    def _is_one(self, owners: _Owners, spec: ParamSpec) -> bool:
-        """Return whether the owners of a slice count as one: copies along axes of the model, or replicas."""
-        if len(owners) == 1:
-            return True
-        places = {rank.get(self.axis, 0) for rank, _ in owners}
-        if len(places) > 1 and not _is_one_block(owners, self.axis):
-            return False
-        # Ranks along an axis that cuts the tensor have different parts of it, unless one owns them all.
-        cutting = {placement.axis for placement in spec.dividing}.intersection(self.model_axes)
-        return all(len({rank.get(axis, 0) for rank, _ in owners}) == 1 for axis in cutting)
-
-
-def _is_one_block(owners: _Owners, axis: str) -> bool:
-    blocks = {
-        None
-        if peers is None or peers.axis != axis or peers.dim is not None
-        else (peers.size, rank.get(axis, 0) // peers.size)
-        for rank, peers in owners
-    }
-    return len(blocks) == 1 and None not in blocks
-
-
-def _wrong_in_blocks(blocks: Mapping[_Block, Mapping[int, Box]]) -> str | None:
-    """Return what is wrong with the peers of one parameter, all of which must be there: they wait for each other."""
-    for (_, axis, size, _, dim, _), boxes in blocks.items():
-        if len(boxes) < size:
-            return f"only {len(boxes)} of the {size} peers along {axis!r} have a piece"
-        if dim is not None:
-            across = {
-                tuple(entry for at, entry in enumerate(zip(*box, strict=True)) if at != dim)
-                for box in boxes.values()
-            }
-            if len(across) > 1:
-                return f"the parts of {size} peers along {axis!r} are not cut along dimension {dim} alone"
-    return None
-
-
-def _is_aligned(box: Box, local: Box, alignment: int) -> bool:
-    """Return whether a box is cut out of a rank's part at multiples of so many elements, as memory is laid out.
-
-    Only along the last dimension that is cut do neighbours in memory come apart. A box that is not inside the part
-    was put together from the parts of several ranks: the strategy has moved elements, and made no cut.
-    """
-    if intersect(box, local) != box:
-        return True
-    trailing = 1
-    for dim in reversed(range(len(box[1]))):
-        offset, size = box[0][dim] - local[0][dim], box[1][dim]
-        if size != local[1][dim]:
-            ends = offset + size == local[1][dim]
-            return not (offset * trailing % alignment or (size * trailing % alignment and not ends))
-        trailing *= size
-    return True
-
-
-def _wrong_in_boxes(boxes: Mapping[Box, list[tuple[int, int]]], *, is_complete: bool) -> str | None:
-    """Return what is wrong with the ranges inside each box."""
-    for box, ranges in boxes.items():
-        position, numel = 0, math.prod(box[1])
-        for start, stop in sorted(ranges):
-            if start < min(position, stop):
-                return f"more than one rank owns elements [{start}, {min(stop, position)})"
-            if start > position and is_complete:
-                return f"no rank owns elements [{position}, {start})"
-            position = max(position, stop)
-        if position < numel and is_complete:
-            return f"no rank owns elements [{position}, {numel})"
-    return None
-
-
-def _wrong_boxes(spec: ParamSpec, boxes: Sequence[Box], *, is_complete: bool) -> str | None:
-    """Return what is wrong with the boxes themselves, which have to tile the parameter."""
-    all_of_it = whole(spec.shape)
-    if list(boxes) == [all_of_it]:
-        return None
-    for box in boxes:
-        if intersect(box, all_of_it) != box:
-            return f"a rank owns elements of the box {box}, which leaves the box {all_of_it}"
-    overlap = _overlap(boxes)
-    if overlap is not None:
-        return f"more than one rank owns what the boxes {overlap[0]} and {overlap[1]} share"
-    missing = spec.numel - sum(numel_of(box) for box in boxes)
-    if missing and is_complete:
-        return f"no rank owns {missing} of the {spec.numel} elements"
-    return None
-
-
-def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Return two boxes that overlap, looking along the dimension that is cut most."""
-    if len(boxes) < 2:
-        return None
-    along = max(range(len(boxes[0][0])), key=lambda dim: len({offsets[dim] for offsets, _ in boxes}))
-    active: list[Box] = []
-    for box in sorted(boxes, key=lambda box: box[0][along]):
-        active = [other for other in active if other[0][along] + other[1][along] > box[0][along]]
-        for other in active:
-            if numel_of(intersect(other, box)):
-                return other, box
-        active.append(box)
-    return None
+def _counts(spec: ParamSpec, owners: Sequence[_Owner], axis: str) -> Iterator[int]:
+    """Yield the elements of each owner that is no copy of one before."""
+    cutting, seen = {placement.axis for placement in spec.dividing} - {axis}, set()
+    for rank, shard, peers in owners:
+        place = rank.get(axis, 0)
+        if peers is not None and peers.axis == axis and peers.dim is None:
+            place //= peers.size
+        owner = (shard, place, *(rank.get(other, 0) for other in cutting))
+        if owner not in seen:
+            seen.add(owner)
+            yield shard.numel

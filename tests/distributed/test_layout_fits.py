@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig, plan_full_param_layout
 from megaopt_distributed.buffers.buffer_layout import lay_out_buffers
 from megaopt_distributed.ddp.fitting import require_fitting
+from megaopt_testing import require_partition
 from torch import nn
 
 from megaopt_core import ProcessGroupCollection, build_optimizer, get_registry
 from megaopt_core.errors import OwnershipError, ParallelGroupError, ShardingError
-from megaopt_core.params import Granularity, ParamSpec, RankCoordinates, Shard
-from megaopt_core.sharding import FullParamLayout, LayoutOptions, PieceSpec, World, require_partition
+from megaopt_core.params import AxisPlacement, Granularity, ParamSpec, RankCoordinates, Shard
+from megaopt_core.sharding import FullParamLayout, LayoutOptions, Peers, PieceSpec, World
+from megaopt_core.sharding._ownership import owners_of
 from megaopt_core.sharding._replicated import ReplicatedLayout
 
 pytestmark = pytest.mark.any_python
@@ -185,6 +187,44 @@ def test_elements_without_one_owner_are_named(case):
     assert caught.value.names == (("b",) if case == "a stranger" else ("a",))
 
 
+SUMS = {
+    "two ranks": "they step 11 elements of 'a', which has 8",
+    "no rank at the end": "they step 7 elements of 'a', which has 8",
+    "no rank inside": "they step 5 elements of 'a', which has 8",
+    "no rank at all": "they step 0 elements of 'a', which has 8",
+}
+
+
+@pytest.mark.parametrize("case", SUMS)
+def test_the_build_counts_the_elements_that_ranks_step(case):
+    """It names the parameter and both numbers."""
+    dense, _ = WRONG[case]
+    with pytest.raises(OwnershipError, match=SUMS[case]) as caught:
+        owners_of("wrong", Given(dense), [A], world_of(len(dense)))
+    assert caught.value.names == ("a",)
+
+
+def test_copies_and_replicas_count_once_and_parts_each():
+    """Along an axis that cuts nothing, in a block of peers, and along an axis that cuts."""
+    whole = [[A.shard({})]]
+    rows = AxisPlacement("tp", 2, dim=0)
+    cut, world = spec_of("a", placements=(rows,)), World({"dp": 2, "tp": 2})
+    replicas = lambda rank: [PieceSpec.of(A.shard({}), 0, peers=Peers("dp", 2, rank["dp"]))]  # noqa: E731
+    parts = lambda rank: [PieceSpec.of(cut.shard(rank), 0)] if rank["dp"] else []  # noqa: E731
+    (owners,) = owners_of("copies", Given([*whole, []]), [A], world)
+    assert len(owners.by_name["a"]) == 1
+    (owners,) = owners_of("replicas", SimpleNamespace(pieces=replicas), [A], world)
+    assert len(owners.by_name["a"]) == 2
+    (owners,) = owners_of("parts", SimpleNamespace(pieces=parts), [cut], world)
+    assert [shard.box for _, shard, _ in owners.by_name["a"]] == [((0,), (4,)), ((4,), (4,))]
+    some = lambda rank: [] if rank.get("tp") else parts(rank)  # noqa: E731
+    with pytest.raises(OwnershipError, match="they step 4 elements of 'a', which has 8"):
+        owners_of("one part", SimpleNamespace(pieces=some), [cut], world)
+    two = Given([*whole, *whole, []])
+    with pytest.raises(OwnershipError, match="they step 16 elements of 'a', which has 8"):
+        owners_of("twice", two, [A], world_of(3))
+
+
 def test_expert_parameters_are_owned_over_their_own_ranks():
     """Three dense ranks, two expert ranks."""
     expert = spec_of("e", is_expert=True)
@@ -222,7 +262,14 @@ def test_boxes_tile_the_parameter():
         require_partition("wrong", Given([[Shard("m", (4, 7), ((0, 0), (4, 7)), 0, 28)]]), [matrix], World())
 
 
-def test_a_replicated_layout_is_not_asked_for_every_rank(monkeypatch):
+@pytest.mark.parametrize(
+    ("check", "home", "said"),
+    [
+        (require_partition, "megaopt_testing.partition", r"more than one rank owns elements \[0, 1\)"),
+        (owners_of, "megaopt_core.sharding._ownership", "they step 9 elements of 'p0', which has 8"),
+    ],
+)
+def test_a_replicated_layout_is_not_asked_for_every_rank(monkeypatch, check, home, said):
     """Nor is one whose ranks have slices of everything: what two of the first ranks own is found all the same."""
     specs = [spec_of(f"p{index}") for index in range(4)]
     asked = []
@@ -230,15 +277,16 @@ def test_a_replicated_layout_is_not_asked_for_every_rank(monkeypatch):
     monkeypatch.setattr(
         ReplicatedLayout, "pieces", lambda self, rank: asked.append(rank.get("dp")) or real(self, rank)
     )
-    require_partition("replicated", ReplicatedLayout(tuple(specs)), specs, world_of(512, 512))
+    check("replicated", ReplicatedLayout(tuple(specs)), specs, world_of(512, 512))
     assert set(asked) <= {0, 511, None}
     assert len(asked) <= 3
-    monkeypatch.setattr("megaopt_core.sharding._ownership._MOST_SLICES", 8)
+    monkeypatch.setattr(f"{home}._MOST_SLICES", 8)
     dense = [[spec.shard({}, rank, rank + 1) for spec in specs] for rank in range(8)]
-    require_partition("bounded", Given(dense), specs, world_of(8))
-    dense[1] = dense[0]
-    with pytest.raises(OwnershipError, match=r"more than one rank owns elements \[0, 1\)"):
-        require_partition("bounded", Given(dense), specs, world_of(8))
+    check("bounded", Given(dense), specs, world_of(8))
+    dense[0] = [spec.shard({}) for spec in specs]
+    dense[1] = [spec.shard({}, 0, 1) for spec in specs]
+    with pytest.raises(OwnershipError, match=said):
+        check("bounded", Given(dense), specs, world_of(8))
 
 
 @needs_distributed
@@ -267,11 +315,12 @@ def test_layouts_for_as_many_ranks_as_there_are_are_partitions(
         for start, stop in buffer.param_ranges.values()
         if low <= start < stop <= high
     )
-    if left_out:
-        with pytest.raises(OwnershipError, match="no rank owns"):
-            require_partition("distributed", layout, specs, world_of(ranks, ranks))
-    else:
-        require_partition("distributed", layout, specs, world_of(ranks, ranks))
+    for check, said in ((require_partition, "no rank owns"), (owners_of, "they step")):
+        if left_out:
+            with pytest.raises(OwnershipError, match=said):
+                check("distributed", layout, specs, world_of(ranks, ranks))
+        else:
+            check("distributed", layout, specs, world_of(ranks, ranks))
 
 
 # Process groups.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from megaopt_testing import require_partition
 
 from megaopt_core.sharding import ParamLayout
 
@@ -15,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from megaopt_core import Granularity, MatrixView, ParamSpec, get_registry
 from megaopt_core.params import AxisPlacement
-from megaopt_core.sharding import LayoutOptions, World, require_partition
+from megaopt_core.sharding import LayoutOptions, World
 
 STAGES, TENSOR, DATA, EXPERT = 4, 4, 32, 8
 """512 ranks: 4 pipeline stages of 4 tensor-parallel and 32 data-parallel ranks; 8 of these 32 divide the experts."""

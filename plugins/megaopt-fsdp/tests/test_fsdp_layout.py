@@ -8,11 +8,12 @@ from megaopt_fsdp.blocks import blocks_of
 from megaopt_fsdp.grid import Grid
 from megaopt_fsdp.layout import FsdpLayout, traffic
 from megaopt_fsdp.owners import BUCKET_BYTES
+from megaopt_testing import require_partition
 
 from megaopt_core import Granularity, MatrixView, ParamSpec, get_registry
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import MATRIX, AxisPlacement
-from megaopt_core.sharding import LayoutOptions, World, require_partition
+from megaopt_core.sharding import LayoutOptions, World
 
 pytestmark = pytest.mark.any_python
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from megaopt_layerwise.strategy import LayerWise
+from megaopt_testing import require_partition
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import MATRIX, AxisPlacement, Granularity, MatrixView, ParamSpec
@@ -17,7 +18,6 @@ from megaopt_core.sharding import (
     ParamLayout,
     PerBufferParamLayout,
     World,
-    require_partition,
 )
 
 pytestmark = pytest.mark.any_python

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 import torch
 from attrs import evolve
+from megaopt_testing import require_partition
 
 from megaopt_core import Granularity, MatrixView, ParamSpec, get_registry
 from megaopt_core.params import AxisPlacement, RankCoordinates
-from megaopt_core.sharding import LayoutOptions, ParamLayout, World, require_partition
+from megaopt_core.sharding import LayoutOptions, ParamLayout, World
 
 pytestmark = pytest.mark.any_python
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from megaopt_testing import require_partition
 
 from megaopt_core import Granularity, ParamSpec, get_registry
 from megaopt_core.params import AxisPlacement
-from megaopt_core.sharding import LayoutOptions, World, require_partition
+from megaopt_core.sharding import LayoutOptions, World
 
 WORLD = World({"pp": 2, "dp": 2})
 

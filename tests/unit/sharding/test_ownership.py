@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from attrs import frozen
+from megaopt_testing import require_partition
 
 from megaopt_core.errors import OwnershipError
 from megaopt_core.params import AxisPlacement, Granularity, ParamSpec, RankCoordinates
-from megaopt_core.sharding import Peers, PieceSpec, World, require_partition
+from megaopt_core.sharding import Peers, PieceSpec, World
 
 
 def spec_of(name: str = "w", shape: tuple[int, ...] = (16, 4), **more: Any) -> ParamSpec:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attrs import evolve, frozen
-from megaopt_testing import temporary_plugin
+from megaopt_testing import require_partition, temporary_plugin
 
 from megaopt_core import (
     Granularity,
@@ -34,7 +34,6 @@ from megaopt_core.sharding import (
     PieceSpec,
     ShardedParams,
     World,
-    require_partition,
 )
 from megaopt_core.sharding._attached import make_peer_groups, require_sharded_params
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import frozen
-from megaopt_testing import temporary_plugin
+from megaopt_testing import require_partition, temporary_plugin
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import OwnershipError, ShardingError
@@ -18,7 +18,6 @@ from megaopt_core.sharding import (
     ReplicatedParams,
     ShardingStrategy,
     World,
-    require_partition,
 )
 
 pytestmark = pytest.mark.any_python
@@ -213,13 +212,13 @@ class Plugin:
 @pytest.mark.parametrize(
     ("optimizer", "said"),
     [
-        ("whole", (OwnershipError, "'weight', which is cut into the box")),
+        ("whole", (ShardingError, "sharding='halves' attaches 'weight' without an exchange: it is cut")),
         ("splitting", (ShardingError, "sharding='halves' attaches 'weight' without an exchange: it is cut")),
         ("elements", None),
     ],
 )
-def test_a_split_step_needs_an_exchange(optimizer, said):
-    """An optimizer that could step in three parts makes an ordinary step where nothing travels: on half a matrix."""
+def test_a_cut_matrix_needs_an_exchange(optimizer, said):
+    """Where nothing travels an optimizer makes an ordinary step, on half a matrix, even if it could split its step."""
     with temporary_plugin(Plugin()):
         build = lambda: build_optimizer(  # noqa: E731
             torch.nn.Linear(6, 8, bias=False), optimizer, lr=0.1, sharding="halves", overrides={}

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from megaopt_testing.models import SharedBlocks, TinyGPT
     from megaopt_testing.over_ranks.checks import check_resume_over_ranks, check_sharded, check_world_sizes
     from megaopt_testing.parametrize import parametrize_with_checks
+    from megaopt_testing.partition import require_partition
     from megaopt_testing.plugins import temporary_plugin
     from megaopt_testing.processes import run_ranks
     from megaopt_testing.run_command import run_command
@@ -105,6 +106,7 @@ __all__ = [
     "check_written_in_place",
     "formula_check",
     "parametrize_with_checks",
+    "require_partition",
     "run_checks",
     "run_command",
     "run_ranks",
@@ -158,6 +160,7 @@ _HOME = {
     "check_written_in_place": "checks.tensors",
     "formula_check": "formula",
     "parametrize_with_checks": "parametrize",
+    "require_partition": "partition",
     "run_checks": "suite",
     "run_command": "run_command",
     "run_ranks": "processes",

@@ -12,10 +12,11 @@ from torch import nn
 
 from megaopt_core.errors import ConformanceError, MegaoptError
 from megaopt_core.params import DEFAULT_ALIGNMENT, Granularity, ParamSpec
-from megaopt_core.sharding import LayoutOptions, ShardingStrategy, World, require_partition
+from megaopt_core.sharding import LayoutOptions, ShardingStrategy, World
 from megaopt_testing.check import Check, DoesNotApply, Kind, subject
 from megaopt_testing.over_ranks.hops import load, save
 from megaopt_testing.over_ranks.uneven import built, train, values_of
+from megaopt_testing.partition import require_partition
 from megaopt_testing.plugins import temporary_plugin
 from megaopt_testing.probes import PROBES, ProbePlugin
 from megaopt_testing.processes import RankFailedError, processes_missing, run_ranks

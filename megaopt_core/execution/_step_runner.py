@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import PluginError, UnsupportedOperationError
-from megaopt_core.execution._away import AwayParts, InnerPart
 from megaopt_core.execution._init_state import probe_state
 from megaopt_core.execution._inner import run_inner
+from megaopt_core.execution._inner_part import InnerPart
 from megaopt_core.execution._memory_order import MemoryOrder
 from megaopt_core.execution._placeholders import put_placeholders
 from megaopt_core.execution._stages import stage
 from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.registry._catalogue import STEP_RUNNER
-from megaopt_core.registry._missing import absent_plugin
+from megaopt_core.registry._missing import absent_plugin, import_distribution
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._protocol import ShardedParams
 
@@ -47,7 +47,9 @@ class StepRunner:
         ...         super().call(part, action)
     """
 
-    _away: AwayParts | None = None
+    _offloaded: Any = None
+    """What brings states back from the CPU; None where they are not there."""
+
     _order: MemoryOrder | None = None
 
     def place(self, sharded: ShardedParams) -> ShardedParams:
@@ -143,10 +145,13 @@ class StepRunner:
 
         Args:
             part: what is moved.
+
+        Raises:
+            PluginNotInstalledError: megaopt-device, which does this, is not installed.
         """
-        if self._away is None:
-            self._away = AwayParts()
-            self._away.leave(part)
+        if self._offloaded is None:
+            self._offloaded = import_distribution(STEP_RUNNER, "optimizer.offload_to_cpu()").OffloadedPart()
+            self._offloaded.leave(part)
 
     def restore(self, part: InnerPart) -> None:
         """Bring what :meth:`offload` moved back to where it was.
@@ -154,9 +159,9 @@ class StepRunner:
         Args:
             part: what is moved.
         """
-        away, self._away = self._away, None
-        if away is not None:
-            away.come_back(part)
+        offloaded, self._offloaded = self._offloaded, None
+        if offloaded is not None:
+            offloaded.come_back(part)
 
     def require_restored(self, what: str = "a step") -> None:
         """Raise where states were brought to the CPU and not back.
@@ -165,9 +170,9 @@ class StepRunner:
             what: what needs them.
 
         Raises:
-            UnsupportedOperationError: they are away.
+            UnsupportedOperationError: they are there.
         """
-        if self._away is not None:
+        if self._offloaded is not None:
             raise UnsupportedOperationError(
                 f"{what} after offload_to_cpu(): call restore_from_cpu() before training goes on"
             )

@@ -502,11 +502,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Reinforcement learning does so while it samples. Checkpoints can be saved meanwhile; a step raises. The model
         stays where it is; so does what an optimizer keeps outside of its `state`.
 
-        Example:
-            >>> from megaopt_core import build_optimizer
-            >>> optimizer = build_optimizer(torch.nn.Linear(4, 2), "adam", lr=1e-3)
-            >>> optimizer.offload_to_cpu()
-            >>> optimizer.restore_from_cpu()
+        Raises:
+            PluginNotInstalledError: megaopt-device, which does this, is not installed.
         """
         for part in self.parts:
             part.runner.offload(part)

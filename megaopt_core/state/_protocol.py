@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from megaopt_core.execution._away import InnerPart
+from megaopt_core.execution._inner_part import InnerPart
 
 if TYPE_CHECKING:
     from megaopt_core.config._group_values import GroupChecks

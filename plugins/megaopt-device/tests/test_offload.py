@@ -452,6 +452,43 @@ def test_states_leave_between_phases_and_come_back(name, precision, offload) -> 
     assert _differing(_everything(model, optimizer), _everything(moved_model, moved)) == []
 
 
+class Modal(torch.optim.SGD):
+    """SGD with modes, as schedule-free methods have them."""
+
+    def eval(self) -> None:
+        """Leave training."""
+        self.param_groups[0]["train_mode"] = False
+
+
+class ModalPlugin:
+    """Registers it."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
+        """Return the entry."""
+        return {"modal": OptimizerEntry(Modal)}
+
+
+def test_a_mode_is_refused_while_states_are_on_the_cpu() -> None:
+    """The mode works on them; afterwards it goes on, and optimizers without modes refuse nothing."""
+    with temporary_plugin(ModalPlugin(), "modal"):
+        optimizer = build_optimizer(nn.Linear(4, 2), "modal", lr=0.1)
+    optimizer.offload_to_cpu()
+    with pytest.raises(
+        UnsupportedOperationError, match=r"eval\(\) after offload_to_cpu\(\): call restore_from_cpu"
+    ):
+        optimizer.eval()
+    assert "train_mode" not in optimizer.param_groups[0]
+    optimizer.restore_from_cpu()
+    optimizer.eval()
+    assert optimizer.param_groups[0]["train_mode"] is False
+    plain = build_optimizer(nn.Linear(4, 2), "sgd", lr=0.1)
+    plain.offload_to_cpu()
+    plain.eval()
+
+
 def _addresses(optimizer: Any, param: torch.Tensor) -> set[int]:
     """Where the inner optimizer's state tensors of one parameter lie."""
     for part in optimizer.parts:

@@ -1,5 +1,6 @@
 """Optimizers with modes, and optimizers that change their own groups."""
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerEntry, hookimpl
-from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.errors import PluginNotInstalledError
 
 pytestmark = pytest.mark.any_python
 
@@ -216,21 +217,16 @@ def test_an_optimizer_that_needs_closures_is_refused(build) -> None:
     )
 
 
-def test_a_mode_is_refused_while_states_are_away(mlp, build, give) -> None:
-    """What would be averaged is on the CPU; afterwards it goes on, and optimizers without modes refuse nothing."""
+def test_without_megaopt_device_states_stay(mlp, build, give, monkeypatch) -> None:
+    """Its absence is said in one sentence, nothing has moved, and there is nothing to bring back."""
+    monkeypatch.setitem(sys.modules, "megaopt_device", None)
     model = mlp()
-    optimizer = build(model, "schedule_free", lr=0.1)
+    optimizer = build(model)
     give(model)
-    optimizer.step()
-    optimizer.offload_to_cpu()
     with pytest.raises(
-        UnsupportedOperationError, match=r"eval\(\) after offload_to_cpu\(\): call restore_from_cpu"
+        PluginNotInstalledError,
+        match=r"^optimizer\.offload_to_cpu\(\) comes with megaopt-device, which is .*: pip install megaopt-device$",
     ):
-        optimizer.eval()
-    assert optimizer.param_groups[0]["train_mode"] is True
+        optimizer.offload_to_cpu()
     optimizer.restore_from_cpu()
-    optimizer.eval()
-    assert optimizer.param_groups[0]["train_mode"] is False
-    plain = build(mlp())
-    plain.offload_to_cpu()
-    plain.eval()
+    assert optimizer.step().update_successful

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import define, field
 
-from megaopt_core.execution import InnerPart, MovedStates, StepRunner, in_turns
+from megaopt_core.execution import InnerPart, StepRunner, in_turns
 from megaopt_device.graphs.held import tensors_in
+from megaopt_device.placement.between_phases import MovedStates
 from megaopt_device.placement.choice import batches_of
 from megaopt_device.placement.offload import CHUNK_BYTES, Offload
 

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import define, field
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from megaopt_core.execution._exchanged_step import ExchangedStep
-from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholder
-from megaopt_core.precision._policy import PrecisionPolicy
-from megaopt_core.sharding._live_model import Piece
+from megaopt_core.execution import StatePlaceholder, is_placeholder
 
-__all__ = ["AwayParts", "InnerPart", "MovedStates"]
+if TYPE_CHECKING:
+    from megaopt_core.execution import InnerPart
 
-
-class InnerPart(Protocol):
-    """What a runner steps: an inner optimizer, which keeps state, and its precision policy, over this rank's pieces."""
-
-    inner: torch.optim.Optimizer
-    precision: PrecisionPolicy
-    stepped: Sequence[torch.Tensor]
-    split: ExchangedStep | None
-    """What steps in three parts, and keeps the state of whole tensors; None: `inner` steps."""
-
-    @property
-    def config(self) -> Any:
-        """The run's configuration."""
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """This rank's pieces; `stepped` has the tensor that is stepped for each."""
+__all__ = ["MovedStates", "OffloadedPart"]
 
 
 type Move = Callable[[torch.Tensor], torch.Tensor]
@@ -110,7 +92,7 @@ class MovedStates:
 
 
 @define(eq=False)
-class AwayParts:
+class OffloadedPart:
     """What one inner optimizer keeps, moved to the CPU; the model's own memory stays where it is."""
 
     _states: MovedStates = field(factory=MovedStates)

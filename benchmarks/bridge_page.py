@@ -1,4 +1,4 @@
-"""The page of what came of classes of other packages, from the results of `bridge_table.py`."""
+"""The page on classes of other packages, from the results of `bridge_table.py`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,21 +9,21 @@ from megaopt_testing import CHECKS
 _HEAD = """# Classes of other packages
 
 Made by `python benchmarks/bridge_table.py` from `benchmarks/results/bridge.json`, with {versions}, Python {python}.
-The kit has {checks} checks. {passing} classes pass every one that can be made of them, {failing} fail some,
-{refused} are refused in words:
+The kit has {checks} checks. {passing} classes pass every check that applies to them, {failing} fail some,
+and {refused} are refused with a reason:
 
 | source | pass | fail some | refused |
 |---|--:|--:|--:|
 {sources}
 
-Why is said below for each. heavyball compiles its arithmetic when it is first used; that was switched off here.
+The tables below give the reason for each. heavyball compiles its arithmetic at the first use; this was switched off here.
 
-"Cut" is how finely their work may be cut over ranks, by trial ({{doc}}`bridge`). The checks, of which
-{{doc}}`conformance-kit` tells more, are numbered:
+The column *cut* shows how finely the work of a class may be cut over ranks, found by trial ({{doc}}`bridge`).
+{{doc}}`conformance-kit` explains the checks, which are numbered:
 
 {legend}
 
-`-`: the check cannot be made of this class. `?`: it was not run.
+`-`: the check does not apply to this class. `?`: it was not run.
 """
 
 
@@ -48,11 +48,11 @@ def page(results: Mapping[str, Any]) -> str:
         sources="\n".join(_sources(stepped, failing, refused)),
         legend=", ".join(f"{number} `{id_}`" for number, id_ in enumerate(ids, 1)),
     )
-    lines = [head, "## What they pass", ""]
+    lines = [head, "## Results of each check", ""]
     lines += _table(stepped, ids)
-    lines += ["", "## What fails, and why", "", "| class | check | why |", "|---|---|---|"]
+    lines += ["", "## Failures", "", "| class | check | reason |", "|---|---|---|"]
     lines += _failures({name: stepped[name] for name in failing})
-    lines += ["", "## What is refused, and why", "", "| class | why |", "|---|---|"]
+    lines += ["", "## Refused classes", "", "| class | reason |", "|---|---|"]
     lines += [f"| `{name}` | {_words(_reason(found))} |" for name, found in refused.items()]
     return "\n".join(lines) + "\n"
 

@@ -18,10 +18,10 @@ PAGE = HERE.parent / "docs" / "measurements.md"
 NOT_MEASURED = {"bridge.json", "demo_compare.json", "kit.json"}
 """Outcomes of checks and of trainings, which no processor makes faster."""
 
-HEAD = """# Where the numbers come from
+HEAD = """# Sources of the numbers
 
-Every measured number of this documentation lies in a file of `benchmarks/results/`, beside its quartiles. The table
-says on which processor or device each file was made, with which torch, on how many threads, and at which commit. A test
+Every measured number of this documentation is in a file of `benchmarks/results/`, together with its quartiles. The table
+shows the processor or device of each file, the version of torch, the number of threads, and the commit. A test
 compares the tables of the pages with the files. `python benchmarks/measurements.py` writes this page.
 
 | file | processor or device | torch | threads | commit |

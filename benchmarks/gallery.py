@@ -33,8 +33,8 @@ _SPLIT = "; its step can be split, so that slices can be stepped too"
 _ABOUT = """\
 # Gallery of optimizers
 
-Every optimizer of megaopt's own distributions: where it is from, what it does, what it keeps, who shards it, and what
-the conformance kit says. Curves are those of one comparison on the demo ({doc}`training`). The script
+This page shows every optimizer of megaopt's own distributions: its source, its formula, its state, the strategies that shard
+it, and the result of the conformance kit. The curves are from one comparison on the demo ({doc}`training`). The script
 `benchmarks/gallery.py` writes this page.
 
 In the formulas $g$ is the gradient, $w$ the parameter, $\\eta$ the learning rate and $\\lambda$ the weight decay.
@@ -185,27 +185,26 @@ def directory() -> str:
 HOOKS = {
     "megaopt_annotate_params": "reads models",
     "megaopt_resolve_optimizer": "any class by its name",
-    "megaopt_step_runner": "where and how steps run",
+    "megaopt_step_runner": "place of states and steps",
     "megaopt_process_groups": "process groups of trainers' models",
     "megaopt_commands": "commands",
 }
-"""Hook to what a plugin that implements it offers, beside what has names."""
+"""For each hook, the offer of a plugin that implements it, beside the offers with names."""
 
 DIRECTORY = """\
 # Known plugins
 
-Distributions with an entry point in the group `megaopt`, as their metadata describe them. `pip install NAME`, and what
-a plugin offers can be used by name; `megaopt plugins` shows those that you have.
+The table lists distributions with an entry point in the group `megaopt`, with the description from their metadata. Install
+one with `pip install NAME`, and use its contents by name. `megaopt plugins` shows the installed ones.
 
-| distribution | what it says of itself | what it offers |
+| distribution | description | offers |
 |---|---|---|
 ROWS
 
-`benchmarks/gallery.py` writes this page from what is installed beside it. To be listed, publish a plugin
-({doc}`publishing`) and propose its name for the environment in which the page is made: nothing else has to be written,
-the row comes from your `pyproject.toml`. People also find plugins at the package index by the keywords that
-`megaopt new-plugin` puts there: `megaopt`, and `megaopt-optimizer`, `megaopt-strategy`, `megaopt-schedule` or
-`megaopt-roles`.
+`benchmarks/gallery.py` writes this page from the installed distributions. To be listed, publish a plugin ({doc}`publishing`)
+and propose its name for the environment in which the page is made. You write nothing else: the row comes from your
+`pyproject.toml`. People also find plugins at the package index by the keywords of `megaopt new-plugin`: `megaopt`, and
+`megaopt-optimizer`, `megaopt-strategy`, `megaopt-schedule` or `megaopt-roles`.
 """
 
 

@@ -37,14 +37,14 @@ def _name_of(plugin: str) -> str:
     "folder", [*(f"megaopt_core/{name}/" for name in FOLDERS), *(f"plugins/{name}/" for name in PLUGINS)]
 )
 def test_a_contributor_is_told_what_goes_into_each_folder(folder: str) -> None:
-    """In a line of the table that asks where a change goes."""
-    rows = [row for row in _table(CONTRIBUTING, "Where does my change go?") if f"`{folder}`" in row[1]]
+    """In a line of the table of places."""
+    rows = [row for row in _table(CONTRIBUTING, "The place of a change") if f"`{folder}`" in row[1]]
     assert len(rows) >= 1
 
 
 def test_the_table_for_contributors_names_nothing_that_is_not_there() -> None:
     """Folders, files and pages; what is in capitals is for the reader to fill in."""
-    named = re.findall(r"`([\w./-]+/[\w./-]*)`", CONTRIBUTING.partition("## Where does my change go?")[2])
+    named = re.findall(r"`([\w./-]+/[\w./-]*)`", CONTRIBUTING.partition("## The place of a change")[2])
     assert [path for path in named if not re.search(r"[A-Z]{3}", path) and not (ROOT / path).exists()] == []
 
 
@@ -61,7 +61,7 @@ def test_the_table_for_contributors_names_nothing_that_is_not_there() -> None:
 )
 def test_the_next_of_each_kind_has_a_line(what: str) -> None:
     """Which begins with it."""
-    assert [row for row in _table(CONTRIBUTING, "Where does my change go?") if row[0].startswith(what)]
+    assert [row for row in _table(CONTRIBUTING, "The place of a change") if row[0].startswith(what)]
 
 
 def test_the_concepts_list_the_folders_of_the_core_from_the_lowest_layer_up() -> None:
@@ -73,7 +73,10 @@ def test_the_concepts_list_the_folders_of_the_core_from_the_lowest_layer_up() ->
         for level, layer in enumerate(layers)
         for name in layer.split("|")
     }
-    listed = [row[0].strip("`").removeprefix("megaopt_core.") for row in _table(CONCEPTS, "What lives where")]
+    listed = [
+        row[0].strip("`").removeprefix("megaopt_core.")
+        for row in _table(CONCEPTS, "Folders and distributions")
+    ]
     assert sorted(listed) == FOLDERS
     assert [height[name] for name in listed] == sorted((height[name] for name in listed), reverse=True)
 
@@ -88,9 +91,9 @@ def test_every_distribution_is_named_in_the_table_of_folders_and_in_the_concepts
 
 def test_contributors_are_told_what_every_folder_of_the_repository_is_for() -> None:
     """In its table of folders, which names no folder that there is not."""
-    listed = [row[0].strip("`") for row in _table(CONTRIBUTING, "What each folder is for")]
+    listed = [row[0].strip("`") for row in _table(CONTRIBUTING, "Folders")]
     assert [folder for folder in listed if not (ROOT / folder).is_dir()] == []
-    tests = next(row[1] for row in _table(CONTRIBUTING, "What each folder is for") if row[0] == "`tests/`")
+    tests = next(row[1] for row in _table(CONTRIBUTING, "Folders") if row[0] == "`tests/`")
     there = {
         path.name for path in (ROOT / "tests").iterdir() if any(path.glob("*.py")) or any(path.glob("*/*.py"))
     }

@@ -16,7 +16,8 @@ and {refused} are refused with a reason:
 |---|--:|--:|--:|
 {sources}
 
-The tables below give the reason for each. heavyball compiles its arithmetic at the first use; this was switched off here.
+The tables below give the reason for each. heavyball compiles its arithmetic at the
+first use; this was switched off here.
 
 The column *cut* shows how finely the work of a class may be cut over ranks, found by trial ({{doc}}`bridge`).
 {{doc}}`conformance-kit` explains the checks, which are numbered:

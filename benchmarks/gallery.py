@@ -33,9 +33,9 @@ _SPLIT = "; its step can be split, so that slices can be stepped too"
 _ABOUT = """\
 # Gallery of optimizers
 
-This page shows every optimizer of megaopt's own distributions: its source, its formula, its state, the strategies that shard
-it, and the result of the conformance kit. The curves are from one comparison on the demo ({doc}`training`). The script
-`benchmarks/gallery.py` writes this page.
+This page shows every optimizer of megaopt's own distributions: its source, its formula, its state, the strategies
+that shard it, and the result of the conformance kit. The curves are from one comparison on the demo
+({doc}`training`). The script `benchmarks/gallery.py` writes this page.
 
 In the formulas $g$ is the gradient, $w$ the parameter, $\\eta$ the learning rate and $\\lambda$ the weight decay.
 """
@@ -194,17 +194,17 @@ HOOKS = {
 DIRECTORY = """\
 # Known plugins
 
-The table lists distributions with an entry point in the group `megaopt`, with the description from their metadata. Install
-one with `pip install NAME`, and use its contents by name. `megaopt plugins` shows the installed ones.
+The table lists distributions with an entry point in the group `megaopt`, with the description from their metadata.
+Install one with `pip install NAME`, and use its contents by name. `megaopt plugins` shows the installed ones.
 
 | distribution | description | offers |
 |---|---|---|
 ROWS
 
-`benchmarks/gallery.py` writes this page from the installed distributions. To be listed, publish a plugin ({doc}`publishing`)
-and propose its name for the environment in which the page is made. You write nothing else: the row comes from your
-`pyproject.toml`. People also find plugins at the package index by the keywords of `megaopt new-plugin`: `megaopt`, and
-`megaopt-optimizer`, `megaopt-strategy`, `megaopt-schedule` or `megaopt-roles`.
+`benchmarks/gallery.py` writes this page from the installed distributions. To be listed, publish a plugin
+({doc}`publishing`) and propose its name for the environment in which the page is made. You write nothing else: the
+row comes from your `pyproject.toml`. People also find plugins at the package index by the keywords of `megaopt
+new-plugin`: `megaopt`, and `megaopt-optimizer`, `megaopt-strategy`, `megaopt-schedule` or `megaopt-roles`.
 """
 
 

@@ -20,8 +20,8 @@ NOT_MEASURED = {"bridge.json", "demo_compare.json", "kit.json"}
 
 HEAD = """# Sources of the numbers
 
-Every measured number of this documentation is in a file of `benchmarks/results/`, together with its quartiles. The table
-shows the processor or device of each file, the version of torch, the number of threads, and the commit. A test
+Every measured number of this documentation is in a file of `benchmarks/results/`, together with its quartiles. The
+table shows the processor or device of each file, the version of torch, the number of threads, and the commit. A test
 compares the tables of the pages with the files. `python benchmarks/measurements.py` writes this page.
 
 | file | processor or device | torch | threads | commit |

@@ -2,7 +2,7 @@
 
 import os
 import re
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, requires
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,13 @@ EVERY = {folder.parent.name.removeprefix("megaopt-") for folder in PLUGINS.glob(
 # Of a real trainer's environment.
 TRAINERS = EVERY - {"bridge", "device", "tools"}
 
+# What users install together; their environments hold what the metadata ask for and nothing else.
+PAIRS = {
+    "muon-only": ("muon",),
+    "muon-layerwise": ("muon", "layerwise"),
+    "soap-distributed": ("soap", "distributed"),
+}
+
 # The plugins of an environment, named and needed. adam steps what lion, muon and soap leave; muon and soap read roles;
 # the tests are written with the kit.
 COMBOS = {
@@ -21,6 +28,9 @@ COMBOS = {
     "checkpoint": {"checkpoint", "testing"},
     "adam": {"adam", "testing"},
     "adam-distributed": {"adam", "distributed", "testing"},
+    "muon-only": {"adam", "muon", "roles"},
+    "muon-layerwise": {"adam", "checkpoint", "distributed", "layerwise", "muon", "roles"},
+    "soap-distributed": {"adam", "checkpoint", "distributed", "roles", "soap"},
     "device": {
         "adam",
         "checkpoint",
@@ -75,6 +85,11 @@ def test_only_the_plugins_of_the_environment_are_installed() -> None:
     expected = {"core", *COMBOS[_combo()]}
     expected |= {"checkpoint", "lowbit"} if "testing" in expected else set()  # the kit requires them
     assert installed == {name: f"megaopt-{name}" for name in expected}
+    asked = {line for name in installed.values() for line in requires(name) or () if "extra ==" not in line}
+    ours = {re.split(r"[^\w-]", line)[0] for line in asked if line.startswith("megaopt-")}
+    assert ours <= set(installed.values())
+    if _combo() in PAIRS:
+        assert set(installed.values()) == ours | {f"megaopt-{name}" for name in PAIRS[_combo()]}
 
 
 def test_every_environment_looks_at_what_is_installed() -> None:

@@ -104,8 +104,8 @@ def build_optimizer(
     """
     if isinstance(model, tuple) and not model:
         raise ConfigurationError(
-            "build_optimizer() was called without a model. The Trainer of Hugging Face calls a factory so, and what "
-            "that returns with the model: optimizer_cls_and_kwargs=(lambda: build_optimizer, {...})"
+            "build_optimizer() was called without a model. The Trainer of Hugging Face calls a factory without "
+            "arguments, and its result with the model: optimizer_cls_and_kwargs=(lambda: build_optimizer, {...})"
         )
     require_name(optimizer)
     chunks = chunks_of(model)

@@ -46,15 +46,15 @@ class CoreFields:
     optimizer: str = setting(
         DEFAULT_OPTIMIZER,
         NAME,
-        "Name of the optimizer; `megaopt optimizers` lists those that are installed.",
+        "Name of the optimizer; `megaopt optimizers` lists the installed ones.",
     )
     lr: float | None = setting(
         None,
         optional(not_negative()),
-        "Peak learning rate. None: each optimizer's own default, where it has one.",
+        "Peak learning rate. None: each optimizer's own default, if it has one.",
     )
     min_lr: float | None = setting(
-        None, optional(not_negative()), "Learning rate below which a schedule does not fall."
+        None, optional(not_negative()), "Lower bound of the learning rate in a schedule."
     )
     decoupled_lr: float | None = setting(
         None, optional(not_negative()), "Learning rate of embeddings and output heads. None: they use `lr`."
@@ -62,7 +62,7 @@ class CoreFields:
     decoupled_min_lr: float | None = setting(
         None,
         optional(not_negative()),
-        "`min_lr` of embeddings and output heads, where `decoupled_lr` is set.",
+        "`min_lr` of embeddings and output heads, if `decoupled_lr` is set.",
     )
     weight_decay: float = setting(
         0.01, not_negative(), "Weight decay; each group multiplies it by its `wd_mult`."
@@ -75,7 +75,7 @@ class CoreFields:
         "Shrink only those weights that the update moves towards zero, in optimizers that read this.",
     )
     apply_wd_to_qk_layernorm: bool = switch(
-        "Decay the layer norms of queries and keys too, which otherwise are not, like all vectors.",
+        "Decay the layer norms of queries and keys too. By default they have no weight decay, like all vectors.",
     )
     clip_grad: float = setting(
         1.0, AT_LEAST_ZERO, "Largest global L2 norm of the gradients; 0 does not clip."
@@ -85,15 +85,15 @@ class CoreFields:
     )
     skip_nonfinite_steps: bool = switch(
         default=True,
-        help="In mixed precision, give up a step with a gradient that is not finite. False, with bf16: make it, as "
-        "fp32 does; on an accelerator the host then reads nothing before a step.",
+        help="In mixed precision, skip a step with a gradient that is not finite. False, with bf16: make the step, "
+        "as in fp32; on an accelerator the host then reads nothing before a step.",
     )
     log_num_zeros_in_grad: bool = switch("Count the zeros in the gradients at every step.")
 
     sharding: str | None = setting(
         None,
         optional(NAME),
-        "Sharding strategy over the data-parallel ranks. None: the one that claims the model, else none.",
+        "Sharding strategy over the data-parallel ranks. None: a strategy that claims the model, else no sharding.",
     )
     use_distributed_optimizer: bool = switch(
         "Another way to write `sharding='distributed'`: each rank steps its share of the elements.",
@@ -104,8 +104,8 @@ class CoreFields:
     peers_per_matrix: int | None = setting(
         None,
         optional(whole_number(1)),
-        "Ranks that step one matrix together, where strategy and optimizer can. None: the strategy's cost model "
-        "chooses; 1: every matrix is stepped whole.",
+        "Number of ranks that step one matrix together, if strategy and optimizer support it. None: the strategy's "
+        "cost model chooses; 1: every matrix is stepped whole.",
     )
     overlap_param_gather: bool = switch(
         "Gather updated parameters while the forward pass computes; give DDP the same value."
@@ -118,15 +118,15 @@ class CoreFields:
     bf16: bool = switch("Train a bf16 model with fp32 main parameters.")
     params_dtype: torch.dtype = dtype_setting(
         FLOAT_DTYPES,
-        "Dtype that the model's weights ought to have: a warning tells when none has it; nothing is cast.",
+        "Expected dtype of the model's weights: a warning tells if no weight has it; nothing is cast.",
     )
     precision: str | None = setting(
         None,
         optional(NAME),
-        "Precision policy, by name. None: what `fp16`, `bf16` and `use_precision_aware_optimizer` ask for.",
+        "Precision policy, by name. None: the policy for `fp16`, `bf16` and `use_precision_aware_optimizer`.",
     )
     use_precision_aware_optimizer: bool = switch(
-        "Let main parameters, main gradients and optimizer states be kept in the four dtypes below (megaopt-lowbit).",
+        "Keep main parameters, main gradients and optimizer states in the four dtypes below (megaopt-lowbit).",
     )
     store_param_remainders: bool = switch(
         default=True,
@@ -152,7 +152,7 @@ class CoreFields:
     loss_scale: float | None = setting(
         None, optional(_SCALE), "Constant loss scale. None: dynamic scaling with fp16, none with bf16."
     )
-    initial_loss_scale: float = setting(float(2**32), _SCALE, "Where dynamic loss scaling begins.")
+    initial_loss_scale: float = setting(float(2**32), _SCALE, "First value of the dynamic loss scale.")
     min_loss_scale: float = setting(1.0, _SCALE, "Smallest dynamic loss scale.")
     loss_scale_window: float = setting(
         1000,
@@ -162,7 +162,7 @@ class CoreFields:
     hysteresis: int = setting(2, whole_number(1), "Overflows after which the dynamic loss scale falls.")
 
     barrier_with_L1_time: bool = switch(  # noqa: N815 - an established name
-        "Wait for all ranks around what the timers of level 1 measure."
+        "Wait for all ranks before and after each measurement of a timer of level 1."
     )
     timers: Callable[..., Any] | None = setting(
         None,
@@ -178,7 +178,8 @@ class CoreFields:
         default=False, why=_NO_FP8, help="Gather mxfp8 parameters through the gradient buffer."
     )
     optimizer_cpu_offload: bool = switch(
-        "Keep optimizer states in CPU memory, and step there what is stepped element by element (megaopt-device)."
+        "Keep optimizer states in CPU memory; optimizers that work element by element also step there "
+        "(megaopt-device)."
     )
     optimizer_offload_fraction: float = setting(
         0.0,
@@ -186,7 +187,7 @@ class CoreFields:
         "Share of each optimizer's bytes that `optimizer_cpu_offload` keeps on the CPU: whole pieces, largest first.",
     )
     use_torch_optimizer_for_cpu_offload: bool = switch(
-        "Step what is on the CPU with torch's class of the same optimizer."
+        "Step the parameters on the CPU with torch's class of the same optimizer."
     )
     overlap_cpu_optimizer_d2h_h2d: bool = switch("Copy to and from the CPU while other pieces are stepped.")
     pin_cpu_grads: bool = switch(default=True, help="Pin the memory of gradients on the CPU.")
@@ -222,22 +223,22 @@ def _check_together(config: CoreFields) -> None:
         raise _refused(
             config,
             "optimizer_cpu_offload",
-            "offloads optimizer_offload_fraction=0.0 of the states, which is none; give the fraction, 1.0 for all of "
-            "them",
+            "offloads optimizer_offload_fraction=0.0 of the states, which is nothing; set the fraction, 1.0 for all "
+            "of them",
         )
     if offloads and config.optimizer_cuda_graph:
         raise _refused(
             config,
             "optimizer_cuda_graph",
-            "a graph captures what the device does, and optimizer_cpu_offload=True leaves a part of the step to the "
+            "a graph captures the work of the device, but optimizer_cpu_offload=True gives a part of the step to the "
             "CPU; choose one",
         )
     if not config.skip_nonfinite_steps and (config.fp16 or config.loss_scale is not None):
         raise _refused(
             config,
             "skip_nonfinite_steps",
-            "gradients of a scaled loss overflow as a matter of course (fp16, loss_scale); bf16 without a loss scale "
-            "can do without",
+            "gradients of a scaled loss overflow now and then (fp16, loss_scale); False is possible with bf16 "
+            "without a loss scale",
         )
     for low, high in _ORDERED:
         least, most = getattr(config, low), getattr(config, high)

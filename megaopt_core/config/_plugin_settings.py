@@ -214,7 +214,7 @@ def absent_setting(name: str) -> PluginError | None:
 def _unknown(name: str, optimizer: str | None = None) -> UnknownSettingError:
     known = [*CORE_FIELD_NAMES, *get_registry().setting_owners(), *REFERENCE_SETTINGS]
     described = "describe" if optimizer is None else f"describe {optimizer}"
-    advice = advice_on(name, known, optimizer) or f"; `megaopt {described}` lists what can be set"
+    advice = advice_on(name, known, optimizer) or f"; `megaopt {described}` lists the settings"
     return UnknownSettingError(
         f"OptimizerConfig has no setting {name!r}, in the core or in an installed plugin{advice}"
         f"{may_provide(get_registry().plugins())}",

@@ -138,9 +138,9 @@ def _wait_for_all(store: Any, key: str, ranks: list[int], what: str, timeout: ti
 def _missing(what: str, came: list[int], ranks: list[int], timeout: timedelta) -> MissingRanksError:
     missing = [rank for rank in ranks if rank not in came]
     return MissingRanksError(
-        f"{what}: {len(came)} of {len(ranks)} ranks came within {timeout.total_seconds():g} seconds; "
-        f"missing: {shown_ranks(missing)}. All ranks of a process group take part, in the same order. A model that "
-        "is on this rank alone is built with pg_collection=ProcessGroupCollection(), which waits for nobody",
+        f"{what}: {len(came)} of {len(ranks)} ranks came within {timeout.total_seconds():g} seconds; missing: "
+        f"{shown_ranks(missing)}. All ranks of a process group must take part, in the same order. For a model that "
+        "is on this rank alone, pass pg_collection=ProcessGroupCollection(), which waits for no rank",
         came=came,
         missing=missing,
     )

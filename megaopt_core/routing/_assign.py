@@ -173,7 +173,7 @@ class Assigner:
         whole = entry.granularity is not Granularity.ELEMENT
         doubtful = whole and item.decision.doubt is Doubt.ROLE and not asked
         if doubtful and item.decision.view is not None:
-            return "what it is is doubtful"
+            return "its role is doubtful"
         # What it costs is not known of a parameter that may not be accepted.
         spec = item.spec_without_cost(name, entry)
         with get_registry().blaming("optimizer", name):

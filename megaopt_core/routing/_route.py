@@ -111,8 +111,8 @@ def route(
         mine, gathered = _agreed((*asked, f"it failed on rank {rank}: {why}"), pgs)
     if len({told.followed for told in gathered}) > 1:
         raise RoutingError(
-            f"the ranks follow different routings: routing={routing!r} must be one checkpoint, which all of them see, "
-            "and which nobody replaces meanwhile"
+            f"the ranks follow different routings: routing={routing!r} must be one checkpoint that all of them see, "
+            "and nobody may replace it meanwhile"
         )
     several = names_of_several(told.stages for told in gathered)
     if several:

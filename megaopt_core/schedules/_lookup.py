@@ -55,7 +55,7 @@ def find_style(setting: StyleSetting, name: str, styles: Mapping[str, ScheduleSt
     known = sorted((each for each, style in offered.items() if style.serves(kind)), key=str.lower)
     if cause is not None:
         close = get_close_matches(name, known, n=1)
-        wrong = "nobody offers this style" + (f" (did you mean {close[0]!r}?)" if close else "")
+        wrong = "no plugin offers this style" + (f" (did you mean {close[0]!r}?)" if close else "")
     raise ScheduleError.of(setting, name, f"{wrong}; known are {', '.join(known)}") from cause
 
 

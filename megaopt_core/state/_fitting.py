@@ -111,8 +111,8 @@ def require_names(
     if parts:
         raise mismatch(
             source,
-            f"does not fit: {'; '.join(parts)}. strict=False loads what fits, and rename= of load_checkpoint maps old "
-            "names to new ones",
+            f"does not fit: {'; '.join(parts)}. strict=False loads the parts that fit, and rename= of "
+            "load_checkpoint maps old names to new ones",
             [name.removesuffix(" (state)") for name in (*missing, *unexpected)],
         )
 

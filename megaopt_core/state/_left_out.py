@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FROM_ALL_RANKS", "require_state", "with_left_out"]
 
-FROM_ALL_RANKS = "load on all ranks what save_checkpoint() or torch.distributed.checkpoint has saved"
+FROM_ALL_RANKS = "load a checkpoint of save_checkpoint() or torch.distributed.checkpoint on all ranks"
 """What to do where one rank's state dict is not enough."""
 
 
@@ -88,7 +88,9 @@ def require_state(optimizer: StatefulOptimizer, without: Collection[str], lackin
                 if name in lacking
                 else f"the state dict has no state of {name!r}, which has been stepped here"
             )
-            raise StateDictError(f"{words}; strict=False leaves what this optimizer has", names=[name])
+            raise StateDictError(
+                f"{words}; strict=False keeps the state that this optimizer has", names=[name]
+            )
 
 
 def _had_state(

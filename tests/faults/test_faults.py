@@ -99,7 +99,7 @@ def test_a_file_size_limit_leaves_the_old_checkpoint(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
         with pytest.raises(
-            CheckpointError, match=r"could not save to .*last.*what was there before is still there"
+            CheckpointError, match=r"could not save to .*last.*an older checkpoint at the path is unchanged"
         ):
             save_checkpoint(tmp_path / "last", model, optimizer, extra=2)
     finally:

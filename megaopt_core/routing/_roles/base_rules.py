@@ -52,7 +52,7 @@ class BaseRules:
         kind = type(module).__name__
         decision = by_module_type(module, attribute, tuple(entry.param.shape))
         if decision is None:
-            return self._in_doubt(f"{attribute} of {kind}: what for is not known")
+            return self._in_doubt(f"{attribute} of {kind}: its use is not known")
         if decision.role is Role.MATRIX and is_projection(module):
             return self._in_doubt(f"{decision.reason}: hidden or the model's output is not known")
         return decision

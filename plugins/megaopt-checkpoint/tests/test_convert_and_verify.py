@@ -84,7 +84,7 @@ def test_files_that_are_refused(saved):
     held = torch.load(folder / "one.pt", weights_only=True)
     held["model"]["norm.weight"].view(-1)[0] += 1
     torch.save(held, folder / "one.pt")
-    with pytest.raises(CheckpointCorruptError, match=r"model\.norm\.weight is not what was written"):
+    with pytest.raises(CheckpointCorruptError, match=r"model\.norm\.weight differs from the written data"):
         convert_checkpoint(folder / "one.pt", folder / "out")
     assert not (folder / "out").exists()
 

@@ -16,7 +16,8 @@ def test_a_plain_torch_optimizer_is_refused(tmp_path, act) -> None:
     ):
         act(tmp_path / "a", model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(
-        ConfigurationError, match=r"^optimizer: got str; give what build_optimizer returned, or None$"
+        ConfigurationError,
+        match=r"^optimizer: got str; give the optimizer that build_optimizer returned, or None$",
     ):
         act(tmp_path / "a", model, "adam")
     assert list(tmp_path.iterdir()) == []

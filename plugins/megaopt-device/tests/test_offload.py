@@ -324,7 +324,7 @@ def test_no_optimizer_becomes_another_one(name) -> None:
     [
         ({"optimizer_cpu_offload": True}, "optimizer_offload_fraction=0.0 of the states, which is none"),
         ({"optimizer_offload_fraction": 1.5}, "must be a number from 0 to 1"),
-        ({**OFFLOAD, "optimizer_cuda_graph": True}, "leaves a part of the step to the CPU; choose one"),
+        ({**OFFLOAD, "optimizer_cuda_graph": True}, "gives a part of the step to the CPU; choose one"),
     ],
 )
 def test_settings_that_contradict_each_other_raise_at_construction(settings, message) -> None:
@@ -424,7 +424,7 @@ def test_a_parameter_that_begins_to_train_later_is_refused() -> None:
     _train(model, optimizer, steps=1)
     model[4].bias.requires_grad_(True)
     with pytest.raises(
-        OwnershipError, match="optimizer_cpu_offload=True decides at the build what lies where"
+        OwnershipError, match="optimizer_cpu_offload=True decides the place of each parameter at the build"
     ):
         _train(model, optimizer, steps=1)
 

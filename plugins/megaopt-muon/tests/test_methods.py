@@ -333,7 +333,7 @@ def test_a_named_file_without_rates_of_this_machine_is_said_once(
         assert current_rates(256) is DEFAULT
     assert current_rates(512) is DEFAULT
     assert [str(warning.message) for warning in caught] == [
-        f"MEGAOPT_CALIBRATION={str(file)!r} has no rates for {key!r}, {has}: Muon goes by what it measures or assumes; "
+        f"MEGAOPT_CALIBRATION={str(file)!r} has no rates for {key!r}, {has}: Muon uses measured or assumed rates; "
         f"`megaopt calibrate --output {file} --threads {threads}` adds them"
     ]
 

@@ -114,16 +114,16 @@ def test_on_the_command_line_too(plugins, capsys) -> None:
 
 
 ELSEWHERE = {
-    "params": "overrides={ParamKey(name=...): {...}} changes what one gets",
-    "adamw_params": "overrides={ParamKey(name=...): {...}} changes what one gets",
-    "num_warmup_steps": "a schedule is made of the built optimizer: OptimizerParamScheduler",
-    "rank": "ranks are told by pg_collection=",
-    "dtype": "precision is set by bf16=True or fp16=True",
-    "optim_bits": "states of few bits are asked for by exp_avg_dtype and exp_avg_sq_dtype",
+    "params": "overrides={ParamKey(name=...): {...}} changes the settings of one",
+    "adamw_params": "overrides={ParamKey(name=...): {...}} changes the settings of one",
+    "num_warmup_steps": "make the schedule from the built optimizer: OptimizerParamScheduler",
+    "rank": "pg_collection= or torch.distributed gives the ranks",
+    "dtype": "bf16=True or fp16=True sets the precision",
+    "optim_bits": "exp_avg_dtype and exp_avg_sq_dtype choose states of fewer bits",
     "config_overrides": "build_optimizer takes overrides=",
     "dampening": "it is an argument of torch's SGD: optimizer='torch:SGD' (megaopt-bridge) takes torch_sgd_dampening",
     "initial_accumulator_value": "it is an argument of torch's Adagrad: optimizer='torch:Adagrad'",
-    "nothing_like_it": "`megaopt describe sgd` lists what can be set",
+    "nothing_like_it": "`megaopt describe sgd` lists the settings",
 }
 
 

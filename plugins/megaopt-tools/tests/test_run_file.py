@@ -66,20 +66,20 @@ def test_the_standard_overrides_apply_as_in_code(tmp_path):
         ),
         (
             '[[overrides]]\nrole = "head"\nmax_lr = 2.0\n',
-            "run.toml:2: [[overrides]] role: 'head' is no role; allowed are embedding, output, matrix, elementwise",
+            "run.toml:2: [[overrides]] role: 'head' is not a role; allowed are embedding, output, matrix, elementwise",
         ),
         (
             "[[overrides]]\nmax_lr = 2.0\n",
-            "run.toml:1: an [[overrides]] table says which parameters it means: add one of name, attr, role",
+            "run.toml:1: an [[overrides]] table must name its parameters: add one of name, attr, role",
         ),
         (
             '[[overrides]]\nname = "a"\n',
-            "run.toml:1: an [[overrides]] table sets something: add one of max_lr, min_lr, start_wd, end_wd, wd_mult, "
-            "lr_mult, optimizer, clip_grad or a setting of the optimizer",
+            "run.toml:1: an [[overrides]] table must set something: add one of max_lr, min_lr, start_wd, end_wd, "
+            "wd_mult, lr_mult, optimizer, clip_grad or a setting of the optimizer",
         ),
         (
             '[[overrides]]\nname = "a"\nlr = 1.0\n[[overrides]]\nname = "a"\nwd_mult = 1.0\n',
-            "run.toml:4: ParamKey(name=('a',)) stands in two tables; put all its settings into one (",
+            "run.toml:4: ParamKey(name=('a',)) is in two tables; put all its settings into one (",
         ),
         (
             '[[overrides]]\nname = "a"\nlr = 1.0\nmax_lr = 2.0\n',

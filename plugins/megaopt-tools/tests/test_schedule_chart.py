@@ -102,7 +102,7 @@ def test_short_schedules_list_every_step_once(capsys) -> None:
         (
             ["--style", "cosin"],
             (
-                "lr_decay_style='cosin': nobody offers this style (did you mean 'cosine'?); "
+                "lr_decay_style='cosin': no plugin offers this style (did you mean 'cosine'?); "
                 "known are constant, cosine, inverse-square-root, linear, WSD"
             ),
         ),
@@ -124,7 +124,7 @@ def test_mistakes_are_one_line(capsys, options, message) -> None:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("1", "argument --points: 1 is below 2"), ("x", "argument --points: 'x' is no whole number")],
+    [("1", "argument --points: 1 is below 2"), ("x", "argument --points: 'x' is not a whole number")],
 )
 def test_options_that_are_no_numbers(capsys, option, message) -> None:
     """The parser refuses them by name."""

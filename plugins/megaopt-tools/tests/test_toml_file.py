@@ -69,7 +69,7 @@ def test_overrides_may_be_written_inline(tmp_path) -> None:
             "lr = 1.0\n\n[model]\nx = 1\n",
             3,
             "OptimizerConfig has no setting 'model', in the core or in an installed plugin; `megaopt describe adam` "
-            "lists what can be set",
+            "lists the settings",
         ),
         ("lr = \n", 1, "is not valid TOML: Invalid value"),
         ("lr = 1\nlr = 2\n", 2, "is not valid TOML: Cannot overwrite a value"),

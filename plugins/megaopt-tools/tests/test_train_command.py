@@ -238,8 +238,8 @@ def test_a_run_whose_held_out_loss_alone_is_not_finite_is_reported(megaopt, caps
             "--set lr=0.2: the learning rate is already 0.1",
         ),
         (("--lr", "-1"), "lr=-1.0: must be a number of at least 0"),
-        (("--out", "letters.txt"), "--out letters.txt: no folder can be made there: File exists"),
-        (("--out", "letters.txt/x"), "--out letters.txt/x: no folder can be made there: Not a directory"),
+        (("--out", "letters.txt"), "--out letters.txt: cannot make a folder there: File exists"),
+        (("--out", "letters.txt/x"), "--out letters.txt/x: cannot make a folder there: Not a directory"),
     ],
 )
 def test_bad_input_gives_one_message(megaopt, capsys, arguments: tuple[str, ...], message: str) -> None:
@@ -258,7 +258,7 @@ def test_bad_input_gives_one_message(megaopt, capsys, arguments: tuple[str, ...]
         (("--optimizer", "muno"), "'muno'; did you mean 'muon'?"),
         (
             ("--schedule", "cosin"),
-            "lr_decay_style='cosin': nobody offers this style (did you mean 'cosine'?)",
+            "lr_decay_style='cosin': no plugin offers this style (did you mean 'cosine'?)",
         ),
         (("--warmup", "250"), "lr_warmup_steps=250: must be below lr_decay_steps=250"),
     ],

@@ -119,13 +119,13 @@ REFUSED = [
     ({"hysteresis": 1.5}, "hysteresis=1.5: must be an integer of at least 1"),
     (
         {"optimizer_cpu_offload": True},
-        "optimizer_cpu_offload=True: offloads optimizer_offload_fraction=0.0 of the states, which is none; give the "
+        "optimizer_cpu_offload=True: offloads optimizer_offload_fraction=0.0 of the states, which is nothing; set the "
         "fraction, 1.0 for all of them",
     ),
     ({"optimizer_offload_fraction": 1.5}, "optimizer_offload_fraction=1.5: must be a number from 0 to 1"),
     (
         {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0, "optimizer_cuda_graph": True},
-        "optimizer_cuda_graph=True: a graph captures what the device does, and optimizer_cpu_offload=True leaves a "
+        "optimizer_cuda_graph=True: a graph captures the work of the device, but optimizer_cpu_offload=True gives a "
         "part of the step to the CPU; choose one",
     ),
     ({"timers": 3}, "timers=3: must be callable or None"),

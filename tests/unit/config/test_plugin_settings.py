@@ -119,7 +119,7 @@ def test_an_unknown_name_lists_close_ones() -> None:
             getattr(OptimizerConfig(), name)
         assert str(when_read.value) == message
     assert not hasattr(OptimizerConfig(), "xyz")
-    with pytest.raises(UnknownSettingError, match=r"plugin; `megaopt describe` lists what can be set$"):
+    with pytest.raises(UnknownSettingError, match=r"plugin; `megaopt describe` lists the settings$"):
         OptimizerConfig().xyz  # noqa: B018 - reading it is the test
 
 

@@ -349,9 +349,9 @@ def test_dcp_says_what_it_has_no_place_for(mlp, give) -> None:
     with pytest.raises(StateDictError) as caught:
         place.load_state_dict({"state": {}, "description": described})
     assert str(caught.value) == (
-        "the checkpoint holds 'optim.state.0.weight.exp_avg', which this optimizer has no place for before its first "
-        "step, or of a parameter that is frozen: step once before dcp.load, freeze after it, or use load_checkpoint, "
-        "which makes state from what was saved, and keeps it"
+        "the checkpoint holds 'optim.state.0.weight.exp_avg', and this optimizer has no place for it, before its first "
+        "step or for a frozen parameter: step once before dcp.load, freeze after it, or use load_checkpoint, "
+        "which makes state from the saved one and keeps it"
     )
 
 

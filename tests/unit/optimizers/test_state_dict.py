@@ -208,7 +208,7 @@ def test_groups_are_matched_by_name_whatever_their_order(mlp, build, give) -> No
         (
             lambda state: state["param_groups"][0]["param_names"].__setitem__(3, "2.gain"),
             "the state dict does not fit: it lacks 2.bias (state); it has 2.gain (state), which is not here. "
-            "strict=False loads what fits, and rename= of load_checkpoint maps old names to new ones",
+            "strict=False loads the parts that fit, and rename= of load_checkpoint maps old names to new ones",
         ),
         (
             lambda state: state["param_groups"][0]["param_names"].pop(),

@@ -14,8 +14,8 @@ def test_a_factory_of_the_trainer_is_called_without_a_model(settings) -> None:
     with pytest.raises(ConfigurationError) as caught:
         build_optimizer(**settings)
     assert str(caught.value) == (
-        "build_optimizer() was called without a model. The Trainer of Hugging Face calls a factory so, and what that "
-        "returns with the model: optimizer_cls_and_kwargs=(lambda: build_optimizer, {...})"
+        "build_optimizer() was called without a model. The Trainer of Hugging Face calls a factory without arguments, "
+        "and its result with the model: optimizer_cls_and_kwargs=(lambda: build_optimizer, {...})"
     )
 
 

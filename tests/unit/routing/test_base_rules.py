@@ -76,7 +76,7 @@ def test_what_the_module_type_settles_is_certain(module, name, role, reason) -> 
             "weight",
             "weight of Conv2d, seen as [out, in * kernel]: hidden or the model's output is not known",
         ),
-        (Raw(), "table", "table of Raw: what for is not known"),
+        (Raw(), "table", "table of Raw: its use is not known"),
     ],
 )
 def test_what_it_leaves_in_doubt_is_element_wise_and_says_what_to_install(module, name, reason) -> None:

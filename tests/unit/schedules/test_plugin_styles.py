@@ -88,7 +88,7 @@ def test_a_checkpoint_whose_style_is_not_installed_changes_nothing() -> None:
     with pytest.raises(ScheduleError) as error:
         loaded.load_state_dict(state)
     assert str(error.value) == (
-        "lr_decay_style='warm-restarts': nobody offers this style; "
+        "lr_decay_style='warm-restarts': no plugin offers this style; "
         "known are constant, cosine, inverse-square-root, linear, WSD"
     )
     assert (loaded.num_steps, loaded.lr_decay_style, optimizer.param_groups[0]["lr"]) == (0, "linear", 1.0)
@@ -108,7 +108,7 @@ def test_messages_list_the_plugins_styles() -> None:
     with pytest.raises(ScheduleError) as error:
         scheduler_on(sgd(), "warm_restarts")
     assert str(error.value) == (
-        "lr_decay_style='warm_restarts': nobody offers this style (did you mean 'warm-restarts'?); "
+        "lr_decay_style='warm_restarts': no plugin offers this style (did you mean 'warm-restarts'?); "
         "known are constant, cosine, inverse-square-root, linear, quadratic, warm-restarts, WSD"
     )
     with pytest.raises(ScheduleError) as error:

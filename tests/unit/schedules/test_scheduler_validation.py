@@ -78,14 +78,14 @@ REFUSED = [
     (
         {"lr_decay_style": "cosin"},
         (
-            "lr_decay_style='cosin': nobody offers this style (did you mean 'cosine'?); "
+            "lr_decay_style='cosin': no plugin offers this style (did you mean 'cosine'?); "
             "known are constant, cosine, inverse-square-root, linear, WSD"
         ),
         "lr_decay_style",
     ),
     (
         {"wd_incr_style": "step-wise"},
-        "wd_incr_style='step-wise': nobody offers this style; known are constant, cosine, linear",
+        "wd_incr_style='step-wise': no plugin offers this style; known are constant, cosine, linear",
         "wd_incr_style",
     ),
     ({"lr_decay_style": None}, "lr_decay_style=None: must be the name of a style", "lr_decay_style"),

@@ -146,7 +146,7 @@ def expand(file: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     for key, stored in manifest.tensors.items():
         tensor = tensors.get(key)
         if tensor is None or _stored(tensor.contiguous()) != stored:
-            what = "is missing" if tensor is None else "is not what was written"
+            what = "is missing" if tensor is None else "differs from the written data"
             raise CheckpointCorruptError(f"{file}: {key} {what}", path=str(file))
     target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link
     try:

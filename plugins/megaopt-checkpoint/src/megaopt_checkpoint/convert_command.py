@@ -19,7 +19,7 @@ def add_command(commands: Commands) -> None:
     Args:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
-    about = "turn a checkpoint into one file, or such a file into a checkpoint"
+    about = "convert a checkpoint into one file, or such a file into a checkpoint"
     parser = commands.add_parser(
         "convert",
         help=about,

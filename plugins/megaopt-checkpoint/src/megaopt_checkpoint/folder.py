@@ -199,7 +199,7 @@ class HeldFolder:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise CheckpointCorruptError(
-                    f"{path} is a symbolic link, not what was written", path=str(path)
+                    f"{path} is a symbolic link, not a file of the checkpoint", path=str(path)
                 ) from error
             raise CheckpointError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
         found = os.fstat(descriptor)

@@ -58,9 +58,10 @@ def require_coverage(
         lost += [f"all of {axis} rank {at}" for at in sorted(absent)]
     if lost:
         raise CheckpointError(
-            f"the {ranks.size} ranks that save do not hold all of the state: {shown(sorted(lost))} is with others, and "
-            "the checkpoint could not be loaded. Save with all ranks that the optimizer was built on, before "
-            "destroy_process_group(), and without a process_group= of fewer; what was there before is still there"
+            f"the {ranks.size} ranks that save do not hold all of the state: {shown(sorted(lost))} is on other "
+            "ranks, and the checkpoint could not be loaded. Save with all ranks that the optimizer was built on, "
+            "before destroy_process_group(), and without a process_group= of fewer ranks; an older checkpoint at the "
+            "path is unchanged"
         )
 
 

@@ -74,7 +74,7 @@ def manifest_in(folder: HeldFolder) -> Manifest:
     path = folder.path / MANIFEST
     if checksum != _checksum_line(data):
         raise CheckpointCorruptError(
-            f"{path} is not what was written: its SHA-256 differs from that in {_CHECKSUM}", path=str(path)
+            f"{path} was changed after the save: its SHA-256 differs from that in {_CHECKSUM}", path=str(path)
         )
     values = read_json(data, path)
     if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:

@@ -198,6 +198,6 @@ def require_megaopt(optimizer: object) -> None:
         "build it with build_optimizer, wrap it in FP32Optimizer(optimizer, config), or save its own state_dict() as "
         "extra={...}"
         if is_torchs
-        else "give what build_optimizer returned, or None"
+        else "give the optimizer that build_optimizer returned, or None"
     )
     raise ConfigurationError.got("optimizer", optimizer, advice, shown=shown)

@@ -114,8 +114,8 @@ class _PlacesSource(MemorySource):
         """
         if key not in self.tensors:
             raise CheckpointMismatchError(
-                f"{self.name} holds {key!r}, which this optimizer has no place for before its first step, or of a "
-                "parameter that is frozen: step once before dcp.load, freeze after it, or use load_checkpoint, which "
-                "makes state from what was saved, and keeps it"
+                f"{self.name} holds {key!r}, and this optimizer has no place for it, before its first step or for a "
+                "frozen parameter: step once before dcp.load, freeze after it, or use load_checkpoint, which makes "
+                "state from the saved one and keeps it"
             )
         return super().stored(key)

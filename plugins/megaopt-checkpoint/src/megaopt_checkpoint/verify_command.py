@@ -22,7 +22,7 @@ def add_command(commands: Commands) -> None:
     Args:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
-    about = "check every byte of a checkpoint, and show what is inside"
+    about = "check every byte of a checkpoint, and show its contents"
     parser = commands.add_parser(
         "verify-checkpoint",
         help=about,

@@ -46,6 +46,6 @@ def failed(target: Path, error: BaseException) -> CheckpointError:
     if isinstance(error, CheckpointException):
         reasons = [f"rank {rank}: {cause}" for rank, (cause, _) in sorted(error.failures.items())]
     return CheckpointError(
-        f"could not save to {target}: {'; '.join(reasons)}; what was there before is still there",
+        f"could not save to {target}: {'; '.join(reasons)}; an older checkpoint at the path is unchanged",
         path=str(target),
     )

@@ -56,8 +56,8 @@ def _flat(params: Iterable[torch.nn.Parameter | Mapping[str, Any]]) -> list[torc
         own = sorted(set(each) - {"params", "param_names"})
         if own:
             raise ConfigurationError(
-                f"a group of parameters brings {', '.join(own)}; megaopt decides itself which group a parameter is "
-                "in: give all parameters in one list, and what differs as overrides",
+                f"a group of parameters brings {', '.join(own)}; megaopt itself chooses the group of a parameter: "
+                "give all parameters in one list, and different settings as overrides",
                 setting="params",
             )
         found += each["params"]

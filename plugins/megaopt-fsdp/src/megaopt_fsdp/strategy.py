@@ -66,7 +66,7 @@ class Fsdp(ShardingStrategy):
         """
         if options.buffers is not None:
             raise ShardingError(
-                f"sharding={self.name!r} steps what fully_shard has cut, but the model is wrapped in "
+                f"sharding={self.name!r} steps models that fully_shard has cut, but this model is wrapped in "
                 "DistributedDataParallel: use one of the two"
             )
         layout = FsdpLayout(tuple(specs), world)

@@ -31,7 +31,7 @@ class LionSettings:
     beta1: float = field(
         default=0.95,
         validator=between(0.0, 1.0),
-        metadata={"help": "share of the momentum, against the gradient, in the update whose sign is taken"},
+        metadata={"help": "weight of the momentum, against the gradient, in the update whose sign is taken"},
     )
     beta2: float = field(
         default=0.98, validator=between(0.0, 1.0), metadata={"help": "decay rate of the momentum"}
@@ -40,6 +40,6 @@ class LionSettings:
         default=None,
         validator=one_of((None, True, False)),
         metadata={
-            "help": "compile the update with torch.compile; None: for large models, where there is a compiler"
+            "help": "compile the update with torch.compile; None: for large models, if there is a compiler"
         },
     )

@@ -115,7 +115,7 @@ class MuonSettings:
     split_qkv: bool = field(
         default=True,
         validator=one_of((True, False)),
-        metadata={"help": "orthogonalize query, key and value of a fused weight each by itself"},
+        metadata={"help": "orthogonalize query, key and value of a fused weight separately"},
     )
     fp32_matmul_prec: str = field(
         default="medium",
@@ -140,7 +140,9 @@ class MuonSettings:
     scale_mode: str = field(
         default="spectral",
         validator=one_of(tuple(SCALE_MODES)),
-        metadata={"help": "how the update grows with its matrix: spectral, unit_rms_norm or shape_scaling"},
+        metadata={
+            "help": "scale of the update by the shape of its matrix: spectral, unit_rms_norm or shape_scaling"
+        },
     )
     extra_scale_factor: float = field(
         default=1.0,
@@ -158,29 +160,29 @@ class MuonSettings:
     scalar_optimizer: str = field(
         default="adam",
         validator=one_of(SCALAR_OPTIMIZERS),
-        metadata={"help": "optimizer of what is no hidden matrix (embeddings, biases, norms): adam or lion"},
+        metadata={"help": "optimizer of the other parameters (embeddings, biases, norms): adam or lion"},
     )
     scalar_lr: float | None = field(
         default=None,
         validator=optional(not_negative()),
-        metadata={"help": "learning rate of what scalar_optimizer steps; None: lr"},
+        metadata={"help": "learning rate of the parameters that scalar_optimizer steps; None: lr"},
     )
     scalar_weight_decay: float | None = field(
         default=None,
         validator=optional(not_negative()),
-        metadata={"help": "weight decay of what scalar_optimizer steps and decays; None: weight_decay"},
+        metadata={
+            "help": "weight decay of the parameters that scalar_optimizer steps and decays; None: weight_decay"
+        },
     )
     eps: float = field(
         default=1e-15,
         validator=positive(),
-        metadata={"help": "least Frobenius norm that an update is divided by before Newton-Schulz"},
+        metadata={"help": "smallest Frobenius norm that an update is divided by before Newton-Schulz"},
     )
     ns_method: str = field(
         default="auto",
         validator=one_of(NS_METHODS),
-        metadata={
-            "help": "how Newton-Schulz is computed: auto picks the cheaper by shape, standard, or gram"
-        },
+        metadata={"help": "computation of Newton-Schulz: auto (the cheaper one by shape), standard or gram"},
     )
     coefficients: tuple[tuple[float, float, float], ...] | None = field(
         default=None,

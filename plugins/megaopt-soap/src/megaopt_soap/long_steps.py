@@ -63,10 +63,10 @@ class LongSteps:
     def _warn(self, name: str, size: float) -> None:
         self._has_warned, self._travelling = True, []
         warnings.warn(
-            f"SOAP moved {name} by {size:.0f} times the learning rate in one step (root mean square; 1 is usual). That "
-            "happens where gradients of low rank refresh the bases, as of a batch with fewer rows than the matrix. "
-            "Set soap_precondition_frequency=10, or bound updates by soap_max_update_rms=1. Further long steps are not "
-            "warned of",
+            f"SOAP moved {name} by {size:.0f} times the learning rate in one step (root mean square; 1 is usual). "
+            "Gradients of low rank cause this when they refresh the bases, such as those of a batch with fewer rows "
+            "than the matrix. Set soap_precondition_frequency=10, or bound updates by soap_max_update_rms=1. There "
+            "is no warning for further long steps",
             UserWarning,
             stacklevel=3,
         )

@@ -38,14 +38,17 @@ class SoapSettings:
     use_kl_shampoo: bool = field(
         default=True,
         validator=one_of((True, False)),
-        metadata={"help": "weigh what each Kronecker factor adds up by the other's inverse (KL-Shampoo)"},
+        metadata={
+            "help": "weight each Kronecker factor's part of a gradient by the inverse of the other factor "
+            "(KL-Shampoo)"
+        },
     )
     max_precond_dim: int = field(
         default=10_000,
         validator=whole_number(0),
         metadata={
-            "help": "largest dimension that gets a basis; a matrix with one larger is rotated on one side, "
-            "with two it is stepped as by Adam"
+            "help": "largest dimension that gets a basis; a matrix with one larger dimension is rotated on one side "
+            "only, one with two is stepped as by Adam"
         },
     )
     orthogonalize: bool = field(
@@ -73,14 +76,14 @@ class SoapSettings:
         default="high",
         validator=one_of(MATMUL_PRECISIONS),
         metadata={
-            "help": "precision of float32 products: highest; high: TF32 where there is; medium: bfloat16"
+            "help": "precision of float32 products: highest; high: TF32 if available; medium: bfloat16"
         },
     )
     max_update_rms: float | None = field(
         default=None,
         validator=optional(positive()),
         metadata={
-            "help": "largest root mean square of a matrix's update, as a multiple of the learning rate; longer ones "
-            "are scaled down to it; None: no bound, and the first above 10 is warned of"
+            "help": "largest root mean square of a matrix's update, as a multiple of the learning rate; longer "
+            "updates are scaled down to it; None: no bound, and a warning for the first above 10"
         },
     )

@@ -31,7 +31,7 @@ def add_command(commands: Commands) -> None:
     Args:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
-    about = "run the conformance kit against what a plugin offers"
+    about = "run the conformance kit on everything that a plugin offers"
     parser = commands.add_parser(
         "check-plugin",
         help=about,
@@ -51,7 +51,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="a plugin, for all that it offers; or one optimizer, strategy or schedule",
+        help="a plugin, to check all that it offers; or one optimizer, strategy or schedule",
     )
     parser.add_argument(
         "--set",
@@ -66,11 +66,9 @@ def add_options(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CHECK=REASON",
-        help="a check that is known not to hold; may be repeated; one that holds all the same fails",
+        help="a check that is known to fail; may be repeated; the run fails if the check passes all the same",
     )
-    parser.add_argument(
-        "--at-least", type=int, default=0, metavar="N", help="fail if fewer checks can be made"
-    )
+    parser.add_argument("--at-least", type=int, default=0, metavar="N", help="fail if fewer checks run")
     parser.add_argument("--badge", type=Path, metavar="FILE", help="write a picture (SVG) of the result")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -109,7 +107,7 @@ def run(args: Namespace) -> int:
         print(tally)
     too_few = tally.ran < args.at_least
     if too_few and not args.json:
-        print(f"at least {args.at_least} are declared: what skips checks has changed, or the kit is older")
+        print(f"at least {args.at_least} are declared: more checks are skipped now, or the kit is older")
     return 1 if tally.failed or too_few else 0
 
 

@@ -19,7 +19,7 @@ def add_command(commands: Commands) -> None:
     Args:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
-    about = "write a package with a plugin, its tests, and what publishes it"
+    about = "write a package with a plugin, its tests, and a workflow that publishes it"
     parser = commands.add_parser(
         "new-plugin",
         help=about,
@@ -27,11 +27,16 @@ def add_command(commands: Commands) -> None:
         epilog="examples:\n  megaopt new-plugin my-opt\n  megaopt new-plugin falling --kind schedule",
     )
     parser.add_argument(
-        "name", metavar="NAME", help="what users will write, such as my-opt; the distribution is megaopt-NAME"
+        "name", metavar="NAME", help="name for users, such as my-opt; the distribution is megaopt-NAME"
     )
-    parser.add_argument("--kind", choices=KINDS, default="optimizer", help="what it brings (optimizer)")
     parser.add_argument(
-        "--into", type=Path, metavar="FOLDER", help="where to; must not exist, or be empty (megaopt-NAME)"
+        "--kind", choices=KINDS, default="optimizer", help="kind of the plugin (default: optimizer)"
+    )
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="folder to write; must be new or empty (default: megaopt-NAME)",
     )
     parser.set_defaults(run=run)
 

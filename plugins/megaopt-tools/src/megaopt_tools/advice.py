@@ -15,11 +15,14 @@ from megaopt_tools.foreign_settings import FOREIGN_SETTINGS, PREFIXES, RESOLVER,
 
 __all__ = ["advice_on_argument", "advice_on_override", "advice_on_setting"]
 
-_MODEL = "the model is given, and each parameter is routed; overrides={ParamKey(name=...): {...}} changes what one gets"
-_SCHEDULE = "a schedule is made of the built optimizer: OptimizerParamScheduler, or torch's own schedulers"
-_RANKS = "ranks are told by pg_collection=, or by torch.distributed"
-_PRECISION = "precision is set by bf16=True or fp16=True; autocast and torch's GradScaler are used as ever"
-_STATES = "states of few bits are asked for by exp_avg_dtype and exp_avg_sq_dtype"
+_MODEL = (
+    "pass the model itself: megaopt routes each parameter, and overrides={ParamKey(name=...): {...}} changes "
+    "the settings of one"
+)
+_SCHEDULE = "make the schedule from the built optimizer: OptimizerParamScheduler, or torch's own schedulers"
+_RANKS = "pg_collection= or torch.distributed gives the ranks"
+_PRECISION = "bf16=True or fp16=True sets the precision; autocast and torch's GradScaler work as usual"
+_STATES = "exp_avg_dtype and exp_avg_sq_dtype choose states of fewer bits"
 
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("model_parameters", "named_parameters", "param_groups", "parameters", "params"), _MODEL),
@@ -32,9 +35,9 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(
         ("block_wise", "is_paged", "min_8bit_size", "optim_bits", "percentile_clipping"), _STATES
     ),
-    "config": "a configuration is given to get_megatron_optimizer(config, model)",
+    "config": "get_megatron_optimizer(config, model) takes a configuration",
     "config_overrides": "build_optimizer takes overrides=, get_megatron_optimizer(config, model, config_overrides)",
-    "device": "states lie where the parameters do",
+    "device": "states are on the device of their parameters",
 }
 """Names of what others set on an optimizer and that is said elsewhere here, to where."""
 

@@ -33,9 +33,9 @@ def add_train_command(commands: Commands) -> None:
     parser.add_argument(
         "--optimizer", default="muon", metavar="NAME", help="a registered name; default: %(default)s"
     )
-    parser.add_argument("--lr", type=float, help="peak learning rate; default: what the grid search found")
+    parser.add_argument("--lr", type=float, help="peak learning rate; default: the result of the grid search")
     add_set_option(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where files go; default: runs/NAME")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the files; default: runs/NAME")
     add_run_options(parser)
     parser.set_defaults(run=_run_train)
 
@@ -65,7 +65,7 @@ def add_compare_command(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="[NAME=]LR",
-        help="peak learning rate of one optimizer, or of all; may be repeated; default: what the grid search found",
+        help="peak learning rate of one optimizer, or of all; may be repeated; default: the result of the grid search",
     )
     parser.add_argument(
         "--set",
@@ -80,7 +80,7 @@ def add_compare_command(commands: Commands) -> None:
         type=Path,
         metavar="DIR",
         default=Path("runs/compare"),
-        help="where files go; default: %(default)s",
+        help="folder for the files; default: %(default)s",
     )
     add_run_options(parser)
     parser.set_defaults(run=_run_compare)

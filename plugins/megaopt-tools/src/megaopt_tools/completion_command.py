@@ -19,7 +19,7 @@ def add_completion_command(commands: Commands) -> None:
     Args:
         commands: what the hook `megaopt_commands` is given.
     """
-    about = "print the script by which a shell completes commands and options"
+    about = "print a script that lets a shell complete commands and options"
     parser = commands.add_parser(
         "completion",
         help=about,

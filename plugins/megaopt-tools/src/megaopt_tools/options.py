@@ -28,8 +28,10 @@ def add_run_options(parser: ArgumentParser) -> None:
         parser: the command's parser.
     """
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print nothing but the result, as JSON")
-    output.add_argument("--quiet", action="store_true", help="print the result alone: no report, no progress")
+    output.add_argument("--json", action="store_true", help="print only the result, as JSON")
+    output.add_argument(
+        "--quiet", action="store_true", help="print only the result, without report and progress"
+    )
     text = parser.add_argument_group("the text and the model")
     text.add_argument(
         "--text", type=Path, metavar="FILE", help="train on this file; default: Python's help topics"
@@ -39,11 +41,11 @@ def add_run_options(parser: ArgumentParser) -> None:
         type=_positive,
         default=_DEFAULT.context,
         metavar="BYTES",
-        help=_help("bytes seen at once"),
+        help=_help("bytes in a window"),
     )
-    text.add_argument("--seed", type=_seed, default=_DEFAULT.seed, help=_help("of weights and batches"))
+    text.add_argument("--seed", type=_seed, default=_DEFAULT.seed, help=_help("seed of weights and batches"))
     run = parser.add_argument_group("the run")
-    run.add_argument("--steps", type=_positive, default=_DEFAULT.steps, help=_help("steps to take"))
+    run.add_argument("--steps", type=_positive, default=_DEFAULT.steps, help=_help("number of steps"))
     run.add_argument(
         "--batch-size", type=_positive, default=_DEFAULT.batch_size, help=_help("windows in a batch")
     )
@@ -52,15 +54,13 @@ def add_run_options(parser: ArgumentParser) -> None:
         default=_DEFAULT.schedule,
         metavar="STYLE",
         help=_help(
-            "how the learning rate falls: constant, linear, cosine, inverse-square-root, WSD or a plugin's"
+            "style of the learning rate's decay: constant, linear, cosine, inverse-square-root, WSD or a plugin's"
         ),
     )
     run.add_argument(
         "--warmup", type=_not_negative, metavar="STEPS", help="steps of warm-up; default: a tenth"
     )
-    run.add_argument(
-        "--threads", type=_positive, help="threads that torch computes with; default: torch's choice"
-    )
+    run.add_argument("--threads", type=_positive, help="number of torch's threads; default: torch's choice")
 
 
 def recipe_of(args: Namespace, optimizer: str, lr: float | None, settings: Mapping[str, Any]) -> Recipe:

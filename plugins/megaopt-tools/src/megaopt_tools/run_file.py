@@ -90,7 +90,7 @@ class RunFile:
             key, override = _read_table(table)
             if key in overrides:
                 raise table.fault(
-                    f"{key} stands in two tables; put all its settings into one ({overrides.sources[key]})"
+                    f"{key} is in two tables; put all its settings into one ({overrides.sources[key]})"
                 )
             overrides[key] = override
             overrides.sources[key] = f"{file.path}:{table.line}"
@@ -159,11 +159,11 @@ def _read_table(table: RawOverride) -> tuple[ParamKey, ParamGroupOverride]:
             raise table.fault(f"[[overrides]] {key}: {error}", key) from error
     if not matchers:
         raise table.fault(
-            f"an [[overrides]] table says which parameters it means: add one of {', '.join(_MATCHERS)}"
+            f"an [[overrides]] table must name its parameters: add one of {', '.join(_MATCHERS)}"
         )
     if not values:
         raise table.fault(
-            f"an [[overrides]] table sets something: add one of {', '.join(OVERRIDE_FIELDS)} or a setting of the "
+            f"an [[overrides]] table must set something: add one of {', '.join(OVERRIDE_FIELDS)} or a setting of the "
             "optimizer"
         )
     try:
@@ -177,7 +177,7 @@ def _role(name: str) -> Role:
         return Role(name)
     except ValueError:
         allowed = ", ".join(role.value for role in Role)
-        raise OverrideError(f"{name!r} is no role; allowed are {allowed}", value=name) from None
+        raise OverrideError(f"{name!r} is not a role; allowed are {allowed}", value=name) from None
 
 
 def _table_lines(key: ParamKey, override: ParamGroupOverride) -> list[str]:

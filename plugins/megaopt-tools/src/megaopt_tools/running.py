@@ -33,7 +33,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CommandError(f"--out {path}: no folder can be made there: {error.strerror}") from error
+        raise CommandError(f"--out {path}: cannot make a folder there: {error.strerror}") from error
 
 
 class _StepCounter:

@@ -42,7 +42,7 @@ def _whole_from(least: int) -> Any:
         try:
             number = int(text)
         except ValueError:
-            raise ArgumentTypeError(f"{text!r} is no whole number") from None
+            raise ArgumentTypeError(f"{text!r} is not a whole number") from None
         if number < least:
             raise ArgumentTypeError(f"{number} is below {least}")
         return number
@@ -63,7 +63,7 @@ def add_schedule_arguments(parser: ArgumentParser) -> None:
         "--min-lr", type=float, default=0.0, metavar="LR", help="at the end of the decay (default: 0)"
     )
     lr.add_argument(
-        "--init-lr", type=float, default=0.0, metavar="LR", help="where warm-up begins (default: 0)"
+        "--init-lr", type=float, default=0.0, metavar="LR", help="at the beginning of warm-up (default: 0)"
     )
     lr.add_argument(
         "--warmup-steps", type=steps, default=0, metavar="N", help="length of warm-up (default: 0)"
@@ -85,7 +85,7 @@ def add_schedule_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting that the style has of its own (megaopt describe STYLE lists them); may be repeated",
+        help="a setting of the style itself (megaopt describe STYLE lists them); may be repeated",
     )
     lr.add_argument("--wsd-decay-steps", type=steps, metavar="N", help="WSD: length of the final decay")
     lr.add_argument(
@@ -97,7 +97,7 @@ def add_schedule_arguments(parser: ArgumentParser) -> None:
     wd.add_argument("--wd", type=float, default=0.0, metavar="WD", help="at step 0 (default: 0)")
     wd.add_argument("--end-wd", type=float, metavar="WD", help="at the end (default: as --wd)")
     wd.add_argument(
-        "--wd-steps", type=steps, metavar="N", help="length of the way between (default: as --decay-steps)"
+        "--wd-steps", type=steps, metavar="N", help="steps from --wd to --end-wd (default: as --decay-steps)"
     )
     wd.add_argument(
         "--wd-style",

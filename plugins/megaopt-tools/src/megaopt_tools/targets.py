@@ -79,4 +79,4 @@ def _number(option: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise CommandError(f"{option}: {text!r} is no number") from None
+        raise CommandError(f"{option}: {text!r} is not a number") from None

@@ -87,7 +87,7 @@ def read_config_file(path: str | os.PathLike[str]) -> ConfigFile:
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(shown, error) from error
     except RecursionError as error:
-        raise ConfigFileError("nests lists or tables too deep", path=shown) from error
+        raise ConfigFileError("nests lists or tables too deeply", path=shown) from error
     lines, tables = _locate(text)
     overrides = settings.pop("overrides", [])
     if not (isinstance(overrides, list) and all(isinstance(table, dict) for table in overrides)):

@@ -211,7 +211,7 @@ def test_describe_a_strategy(capsys) -> None:
         "replicated: a sharding strategy (sharding='replicated'): Every data-parallel rank "
     )
     assert "\n  granularity: element, group, tensor\n" in printed
-    assert "\n  acts on:     no setting of the core\n" in printed
+    assert "\n  acts on:     not a setting of the core\n" in printed
 
 
 @pytest.mark.usefixtures("_kept")
@@ -220,7 +220,7 @@ def test_describe_a_strategy(capsys) -> None:
     [
         (
             "megaopt-kept",
-            "'megaopt-kept' is plugin 'kept' (megaopt-kept 1.2): describe what it brings (optimizers: kept, both)",
+            "'megaopt-kept' is plugin 'kept' (megaopt-kept 1.2): describe one of its parts (optimizers: kept, both)",
         ),
         (
             "min_lrr",

@@ -333,7 +333,7 @@ def test_names_longer_than_a_line_break_between_their_words(capsys, monkeypatch,
         (("--lr", "0.1", "--set", "lr=0.2"), "--set lr=0.2: the learning rate is already 0.1"),
         (
             ("--set", "min_lr=5"),
-            "min_lr=5: must not be above lr=0.001, which plain takes where none is given",
+            "min_lr=5: must not be above lr=0.001, the default of plain",
         ),
     ],
 )

@@ -84,8 +84,9 @@ class MegatronWrapper(torch.nn.Module):
             raise UnsupportedSettingError.of(
                 "overlap_param_gather",
                 value=True,
-                why="gathers in Megatron's wrapper what its own layer-wise optimizer owns, unless gradients are "
-                "scattered; wrap the model with use_distributed_optimizer=True, or leave it out in both configurations",
+                why="gathers the parameters of Megatron's own layer-wise optimizer in its wrapper, unless gradients "
+                "are scattered; wrap the model with use_distributed_optimizer=True, or leave it out in both "
+                "configurations",
             )
         names = {entry.param: entry.name for entry in named_params(ddp)}
         buffers = dict(self._buffers_of(ddp))

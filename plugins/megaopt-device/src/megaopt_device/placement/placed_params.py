@@ -135,7 +135,7 @@ class PlacedParams(ShardedParams):
             param: the parameter.
         """
         reason = self.source.refuses_late(param)
-        return reason or "optimizer_cpu_offload=True decides at the build what lies where"
+        return reason or "optimizer_cpu_offload=True decides the place of each parameter at the build"
 
     def travels(self) -> Mapping[str, Travel]:
         """Return the strategy's."""

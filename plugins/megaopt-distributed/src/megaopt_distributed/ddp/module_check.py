@@ -51,8 +51,8 @@ class ModuleCheck:
             elif param.requires_grad:
                 raise UnsupportedOperationError(
                     f"{_name_in(module, param)!r} trains, but DistributedDataParallel has no place for its gradient: "
-                    "it was unfrozen, added or replaced after wrapping. Wrap the module when it is complete and what "
-                    "trains is chosen"
+                    "it was unfrozen, added or replaced after wrapping. Wrap the module when it is complete and its "
+                    "trainable parameters are chosen"
                 )
 
     def require_kept(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:

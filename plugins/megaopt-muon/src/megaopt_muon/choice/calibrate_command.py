@@ -23,7 +23,7 @@ def add_calibrate_command(commands: Commands) -> None:
         description=f"{about.capitalize()}.",
         epilog="examples:\n  megaopt calibrate\n  megaopt calibrate --threads 8 --output muon-rates.json",
     )
-    parser.add_argument("--threads", type=int, help="with so many threads; by default torch's own number")
+    parser.add_argument("--threads", type=int, help="number of threads; by default torch's own number")
     parser.add_argument(
         "--output",
         type=Path,

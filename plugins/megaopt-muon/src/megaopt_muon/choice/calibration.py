@@ -127,8 +127,8 @@ def _warn_of_others(path: Path, key: str, known: Mapping[str, Any]) -> None:
     """Say that a file that the user named has rates for other machines only."""
     has = f"only for {', '.join(map(repr, sorted(known)))}" if known else "nor any others"
     warnings.warn(
-        f"{VARIABLE}={str(path)!r} has no rates for {key!r}, {has}: Muon goes by what it measures or assumes; "
-        f"`megaopt calibrate --output {path} --threads {torch.get_num_threads()}` adds them",
+        f"{VARIABLE}={str(path)!r} has no rates for {key!r}, {has}: Muon uses measured or assumed rates; `megaopt "
+        f"calibrate --output {path} --threads {torch.get_num_threads()}` adds them",
         stacklevel=4,
     )
 

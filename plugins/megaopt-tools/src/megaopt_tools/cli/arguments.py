@@ -40,16 +40,18 @@ def add_own_commands(commands: Commands) -> None:
     """
     plugins = _add(commands, "plugins", "list the installed plugins", "; none is imported")
     plugins.add_argument(
-        "--load", action="store_true", help="import them: what each provides, or why it is broken"
+        "--load",
+        action="store_true",
+        help="import them, and show the contents of each, or the reason why it is broken",
     )
     _add_json(plugins)
 
-    optimizers = _add(commands, "optimizers", "list the optimizers that the installed plugins bring")
+    optimizers = _add(commands, "optimizers", "list the optimizers of the installed plugins")
     optimizers.add_argument(
         "words",
         nargs="*",
         metavar="WORD",
-        help="show only those with this in their name, plugin or description",
+        help="show only optimizers with this text in their name, plugin or description",
     )
     _add_json(optimizers)
 
@@ -58,30 +60,35 @@ def add_own_commands(commands: Commands) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="an optimizer, setting, schedule or sharding strategy; without it: a short list of what every run can set",
+        help="an optimizer, setting, schedule or sharding strategy; without it, a short list of the core's settings",
     )
     describe.add_argument(
-        "words", nargs="*", metavar="WORD", help="show only the settings with this in their name or meaning"
+        "words", nargs="*", metavar="WORD", help="show only settings with this text in their name or meaning"
     )
     _add_json(describe)
 
     explain = _add(
-        commands, "explain", "show what each parameter of a model would get, and why", "; nothing is trained"
+        commands,
+        "explain",
+        "show the optimizer and settings of each parameter of a model, with the reason",
+        "; nothing is trained",
     )
     explain.add_argument("factory", metavar="MODULE:FACTORY", help="function or class that makes the model")
     explain.add_argument("--config", metavar="FILE", help="TOML file of settings and [[overrides]]")
-    explain.add_argument("--optimizer", metavar="NAME", help="the optimizer; it wins over the file's")
-    explain.add_argument("--lr", type=float, help="the learning rate; it wins over the file's")
+    explain.add_argument("--optimizer", metavar="NAME", help="the optimizer, in place of the file's")
+    explain.add_argument("--lr", type=float, help="the learning rate, in place of the file's")
     add_set_option(explain)
-    explain.add_argument("--device", default="meta", help="where to make the model (default: %(default)s)")
+    explain.add_argument("--device", default="meta", help="device of the model (default: %(default)s)")
     explain.add_argument(
         "--example",
         metavar="MODULE:FACTORY",
-        help="function that makes a batch, with which one forward is run: it settles what is doubtful",
+        help="function that makes a batch; one forward with it settles doubtful roles",
     )
     _add_json(explain)
     explain.add_argument(
-        "--all", action="store_true", help="a row for every parameter; otherwise repeated layers share one"
+        "--all",
+        action="store_true",
+        help="show one row for every parameter; by default repeated layers share a row",
     )
     explain.add_argument(
         "--html", metavar="PAGE", help="write one self-contained page: a table and a map of the model"

@@ -115,11 +115,11 @@ def build_parser(
     """
     parser = CommandParser(
         prog="megaopt",
-        description="Optimizers of large-model training, every one a plugin.",
-        epilog="`megaopt COMMAND --help` tells what a command takes, with examples.",
+        description="Optimizers for training large models; each one is a plugin.",
+        epilog="`megaopt COMMAND --help` shows the options of a command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"megaopt-core {_version()}")
-    parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     add_own_commands(commands)
     if with_plugins:

@@ -66,7 +66,7 @@ def about(name: str | None) -> dict[str, Any]:
 def _core(name: str | None) -> dict[str, Any]:
     return {
         "name": "OptimizerConfig",
-        "description": "what every run can set, whichever plugins are installed",
+        "description": "settings of the core, available in every run",
         "settings": [attrs.asdict(info) for info in core_field_info() if name in {None, info.name}],
         "example": "OptimizerConfig(lr=3e-4, weight_decay=0.1, bf16=True)",
     }
@@ -143,7 +143,7 @@ def _strategy(name: str) -> dict[str, Any]:
         "description": f"a sharding strategy (sharding={name!r}): {description}",
         "plugin": registry.owner("strategy", name).source,
         "granularity": ", ".join(sorted(each.value for each in strategy.granularities)),
-        "acts on": ", ".join(sorted(strategy.supported_settings)) or "no setting of the core",
+        "acts on": ", ".join(sorted(strategy.supported_settings)) or "not a setting of the core",
         "settings": [],
     }
 
@@ -179,5 +179,5 @@ def _refuse_plugin(name: str) -> None:
             "precision policies": plugin.precision_policies,
         }
         brought = "; ".join(f"{what}: {', '.join(names)}" for what, names in offers.items() if names)
-        told = f"describe what it brings ({brought})" if brought else "it brings nothing that has settings"
+        told = f"describe one of its parts ({brought})" if brought else "nothing in it has settings"
         raise ConfigurationError(f"{name!r} is {plugin.info}: {told}", setting="name", value=name)

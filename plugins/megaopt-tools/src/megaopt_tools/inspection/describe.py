@@ -110,7 +110,10 @@ def _print_short(settings: list[dict[str, Any]]) -> None:
     usual = max(len(default) for _, default, _ in rows if len(default) <= _USUAL_DEFAULT)
     for name, default, meaning in rows:
         print(_cut(f"{name:<{longest}}  {default:<{usual}}  {meaning}", width))
-    print("\n`megaopt describe SETTING` explains one; `megaopt describe OPTIMIZER` those of an optimizer.")
+    print(
+        "\n`megaopt describe SETTING` explains one setting; `megaopt describe OPTIMIZER` lists those of an "
+        "optimizer."
+    )
 
 
 def _cut(line: str, width: int) -> str:

@@ -78,7 +78,7 @@ def _require_min_lr(rows: Sequence[Mapping[str, Any]], config: OptimizerConfig) 
             raise ConfigurationError.of(
                 "min_lr",
                 config.min_lr,
-                f"must not be above lr={row['lr']!r}, which {row['optimizer']} takes where none is given",
+                f"must not be above lr={row['lr']!r}, the default of {row['optimizer']}",
             )
 
 

@@ -65,14 +65,16 @@ def is_placeholder(state: Mapping[str, Any]) -> bool:
 
 
 def put_placeholders(inner: torch.optim.Optimizer) -> None:
-    """Put a placeholder where an optimizer has state now.
+    """Put a placeholder where an optimizer has state now, and none yet.
 
     Args:
         inner: the optimizer.
     """
     for param in [key for key in inner.state if isinstance(key, torch.Tensor)]:
         made = inner.state.pop(param)
-        if made:
+        if isinstance(made, StatePlaceholder):
+            inner.state[param] = made
+        elif made:
             inner.state[param] = StatePlaceholder(made)
 
 

@@ -13,8 +13,9 @@ from megaopt_core.execution._init_state import probe_state
 from megaopt_core.execution._inner import run_inner
 from megaopt_core.execution._inner_part import InnerPart
 from megaopt_core.execution._memory_order import MemoryOrder
-from megaopt_core.execution._placeholders import put_placeholders
+from megaopt_core.execution._placeholders import StatePlaceholder, put_placeholders
 from megaopt_core.execution._stages import stage
+from megaopt_core.plugin_api._declared_state import DeclaredState
 from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.registry._catalogue import STEP_RUNNER
 from megaopt_core.registry._missing import absent_plugin, import_distribution
@@ -74,19 +75,25 @@ class StepRunner:
             inner: the inner optimizer.
             precision: gives the tensors their memory.
             stepped: the tensor that is stepped for each piece.
-            init_state_fn: what makes the state; None: a step on zero gradients tells which state there will be, and
-                placeholders of that kind can be loaded into; the first step makes the state itself. State that the
-                class made when it was constructed stays as it is.
+            init_state_fn: what makes the state, or what it is declared to be; None: a step on zero gradients tells
+                which state there will be. Where it is declared or learned, placeholders of that kind can be loaded
+                into, and the first step makes the state itself. State that the class made when it was constructed
+                stays as it is.
             config: the run's configuration.
 
         Raises:
             PluginError: there is no `init_state_fn` and the optimizer's step needs a closure.
         """
-        if init_state_fn is not None:
+        if init_state_fn is not None and not isinstance(init_state_fn, DeclaredState):
             run_inner(precision, inner, lambda: init_state_fn(inner, config))
         else:
-            constructed = {param: copy.deepcopy(state) for param, state in inner.state.items() if state}
-            run_inner(precision, inner, lambda: probe_state(inner))
+            constructed = {
+                param: copy.deepcopy(state)
+                for param, state in inner.state.items()
+                if state and not isinstance(state, StatePlaceholder)
+            }
+            make = probe_state if init_state_fn is None else init_state_fn
+            run_inner(precision, inner, lambda: make(inner))
             put_placeholders(inner)
             inner.state.update(constructed)
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import Factory, evolve, field, frozen
+from attrs.converters import optional
 
 from megaopt_core.errors import PluginError
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamSpec
 from megaopt_core.params._views import MatrixView
+from megaopt_core.plugin_api._declared_state import DeclaredState, StateKind
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
@@ -64,6 +66,10 @@ def _names(field_name: str, value: Collection[str], meant: str) -> Collection[st
     if isinstance(value, str):
         raise PluginError(f"OptimizerEntry({field_name}={value!r}): must be {meant}")
     return value
+
+
+def _declared(value: Mapping[str, StateKind] | DeclaredState) -> DeclaredState:
+    return value if isinstance(value, DeclaredState) else DeclaredState(value)
 
 
 def _one_granularity(value: Granularity | str) -> Granularity:
@@ -118,6 +124,9 @@ class OptimizerEntry:
         init_state_fn: `(optimizer, config=None)`; makes the state of every parameter without a gradient and without
             moving a parameter. None: one step on zero gradients, which is undone, tells which state there will be;
             zeros of that kind can be loaded into, and the first real step makes the state.
+        state: state key to what the state is, in place of `init_state_fn`: `"param"`, like the parameter; `"scalar"`, a
+            tensor with one number; `"number"`, one of Python; or a shape. Zeros of that kind can be loaded into, and
+            the first step makes the state. `{}`: there is none. None: it is learned, as above.
         config_to_kwargs: `(config, model_chunks, pg_collection)` to constructor arguments. None: every constructor
             parameter is looked up as `{prefix}_{name}` for each of `setting_prefixes`, then as a core field.
         default_param_overrides: overrides that are added whenever this is the run's optimizer.
@@ -165,7 +174,8 @@ class OptimizerEntry:
         example: a line of Python for `megaopt describe`.
 
     Raises:
-        PluginError: a key of `state_dtypes` has no setting, a text stands where several names belong, or the
+        PluginError: a key of `state_dtypes` has no setting, `state` has a kind that is none or stands beside
+            `init_state_fn`, a text stands where several names belong, or the
             granularity or the alignment is none.
 
     Example:
@@ -204,8 +214,13 @@ class OptimizerEntry:
     same_as: str | None = field(default=None, validator=_dotted_class)
     description: str = ""
     example: str = ""
+    state: DeclaredState | None = field(default=None, converter=optional(_declared))
 
     def __attrs_post_init__(self) -> None:
+        if self.state is not None and self.init_state_fn is not None:
+            raise PluginError(
+                "OptimizerEntry: give init_state_fn or state, not both: one of them makes the state"
+            )
         unset = sorted(set(self.state_dtypes) - set(self.state_dtype_settings))
         if unset:
             raise PluginError(

@@ -151,7 +151,7 @@ class ChildBuilder:
             inner = build_inner(entry, private, self.config, model.chunks, self.pgs, dict(child.settings))
             split = exchanged_step(entry, child.optimizer, self.config, inner, precision, sharded, stepped)
             if split is None:
-                runner.init_state(inner, precision, stepped, entry.init_state_fn, self.config)
+                runner.init_state(inner, precision, stepped, entry.init_state_fn or entry.state, self.config)
             else:
                 split.init_state()
         names = {model.params[name]: name for index in child.groups for name in routing.names_of(index)}

@@ -452,6 +452,43 @@ def test_states_leave_between_phases_and_come_back(name, precision, offload) -> 
     assert _differing(_everything(model, optimizer), _everything(moved_model, moved)) == []
 
 
+class DeclaringPlugin:
+    """Registers torch's Adam as an optimizer of whole tensors, which declares its state."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
+        """Return the entry."""
+        state = {"step": "scalar", "exp_avg": "param", "exp_avg_sq": "param"}
+        return {"declaring": OptimizerEntry(torch.optim.Adam, granularity="tensor", state=state)}
+
+
+def test_declared_state_is_made_where_it_lies() -> None:
+    """Training is the same, and so is the state before the first step."""
+    models = []
+    with temporary_plugin(DeclaringPlugin(), "declaring"):
+        for settings in ({}, OFFLOAD):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+            optimizer = build_optimizer(model, "declaring", lr=0.1, overrides={}, **settings)
+            for param in optimizer.names:
+                state = optimizer.state[param]
+                assert {key: state[key].shape for key in state} == {
+                    "step": (),
+                    "exp_avg": param.shape,
+                    "exp_avg_sq": param.shape,
+                }
+            for step in range(3):
+                generator = torch.Generator().manual_seed(step)
+                for param in model.parameters():
+                    param.grad = torch.randn(param.shape, generator=generator)
+                optimizer.step()
+            models.append(model)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
 class Modal(torch.optim.SGD):
     """SGD with modes, as schedule-free methods have them."""
 

@@ -735,6 +735,7 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     "shares_steps_with_another": ("no_silent_fallback", _entry(FallsBackToAdamW, same_as="torch.optim:SGD")),
     "falls_back_to_adamw": ("no_silent_fallback", _entry(FallsBackToAdamW)),
     "makes_state_late": ("state_before_first_step", _entry(Good, init_state_fn=_no_state)),
+    "declares_other_state": ("state_before_first_step", _entry(Good, state={"velocity": "param"})),
     "starts_elsewhere": ("state_before_first_step", _entry(StartsElsewhere, init_state_fn=_zeros)),
     "moves_parameters_at_build": (
         "state_before_first_step",

@@ -169,7 +169,7 @@ CHECKS: tuple[Check, ...] = (
         "state_before_first_step",
         "state is complete before the first step, and begins where the class would",
         check_state_before_first_step,
-        hint="write an `init_state_fn`, or none at all",
+        hint="declare `state` in the entry, write an `init_state_fn`, or neither",
     ),
     Check(
         "state_dtypes",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 
+from megaopt_core import get_registry
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_testing.long_run import LONG, built_few, step_few
 from megaopt_testing.snapshot import layout, params_of, settings_of, state_of
@@ -57,7 +59,7 @@ def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
     for step in range(2):
         trial.step_given(model, built, step)
         _require_same_layout(
-            trial, at_first, {**layout(state_of(built)), **layout(settings_of(built))}, step + 1
+            trial, at_first, {**layout(state_of(built)), **layout(settings_of(built))}, step + 1, built
         )
     _require_same_start(trial, built)
     _require_lasting_layout(trial)
@@ -69,10 +71,12 @@ def _require_lasting_layout(trial: Trial) -> None:
     at_first = layout(state_of(built))
     for first in range(0, LONG, LONG // 4):
         step_few(model, built, range(first, first + LONG // 4))
-        _require_same_layout(trial, at_first, layout(state_of(built)), first + LONG // 4)
+        _require_same_layout(trial, at_first, layout(state_of(built)), first + LONG // 4, built)
 
 
-def _require_same_layout(trial: Trial, first: dict[str, str], later: dict[str, str], steps: int) -> None:
+def _require_same_layout(
+    trial: Trial, first: dict[str, str], later: dict[str, str], steps: int, built: MegatronOptimizer
+) -> None:
     added, dropped = [key for key in later if key not in first], [key for key in first if key not in later]
     changed = [
         f"{key} ({first[key]} → {later[key]})" for key in first if key in later and first[key] != later[key]
@@ -85,9 +89,41 @@ def _require_same_layout(trial: Trial, first: dict[str, str], later: dict[str, s
     if told:
         trial.fail(
             f"by step {steps} it {'; '.join(told)}. Everything that a checkpoint needs has to be there before the "
-            "first step: make "
-            "it in init_state_fn"
+            f"first step: make it in init_state_fn{_declaration(trial, built)}"
         )
+
+
+def _declaration(trial: Trial, built: MegatronOptimizer) -> str:
+    """Return how the entry would declare the state that steps have made; nothing where it has no simple kinds."""
+    kinds: dict[str, set[Any]] = {}
+    params: dict[str, int] = Counter()
+    cls = get_registry().optimizer(trial.optimizer).load_class()
+    parts = [part for part in built.parts if isinstance(part.inner, cls)]
+    for part in parts:
+        for tensor in part.stepped:
+            for key, value in part.inner.state.get(tensor, {}).items():
+                kinds.setdefault(key, set()).add(_kind(value, tensor))
+                params[key] += 1
+    count = sum(len(part.stepped) for part in parts)
+    if (
+        not kinds
+        or any(len(found) > 1 or None in found for found in kinds.values())
+        or {*params.values()} != {count}
+    ):
+        return ""
+    return f", or declare it in the entry: state={ {key: next(iter(found)) for key, found in kinds.items()} }"
+
+
+def _kind(value: Any, param: torch.Tensor) -> str | tuple[int, ...] | None:
+    if type(value) in (int, float):
+        return "number"
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.dtype == param.dtype and value.shape == param.shape and param.dim():
+        return "param"
+    if value.shape == () and value.dtype == torch.float32 and value.device.type == "cpu":
+        return "scalar"
+    return tuple(value.shape) if value.dtype == param.dtype else None
 
 
 def _require_same_start(trial: Trial, stepped: MegatronOptimizer) -> None:

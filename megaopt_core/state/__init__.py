@@ -10,7 +10,7 @@ from megaopt_core.state._fitting import (
     require_same_shapes,
     require_settings,
 )
-from megaopt_core.state._group_settings import GroupMerge, merge_groups
+from megaopt_core.state._group_settings import GroupMerge, equal_settings, merge_groups
 from megaopt_core.state._left_out import require_state, with_left_out
 from megaopt_core.state._listed import (
     is_left_out,
@@ -24,7 +24,6 @@ from megaopt_core.state._listed import (
 from megaopt_core.state._named import NamedState, StateSlice
 from megaopt_core.state._notes import joins_of
 from megaopt_core.state._origin import (
-    configured,
     described_view,
     optimizer_names,
     plugins_of,
@@ -44,8 +43,8 @@ __all__ = [
     "PieceState",
     "StateSlice",
     "StatefulOptimizer",
-    "configured",
     "described_view",
+    "equal_settings",
     "is_left_out",
     "is_number",
     "is_written",

@@ -1,4 +1,4 @@
-"""Group settings on loading: what the run changed is kept, what the user changed since then wins."""
+"""Group settings on loading: those that were saved, as far as schedulers and other groups let them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import torch
 from attrs import define, field
 
 from megaopt_core.errors import warn_user
-from megaopt_core.state._origin import configured
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import StatefulOptimizer
 
-__all__ = ["GroupMerge", "merge_groups"]
+__all__ = ["GroupMerge", "equal_settings", "merge_groups"]
 
 _MISSING = object()
 _BOUNDS = ("max_lr", "min_lr", "start_wd", "end_wd", "wd_mult")
@@ -30,12 +29,10 @@ class GroupMerge:
 
     Args:
         changes: per public group the settings to write.
-        kept: `"group 0: lr"` to `(configured, in the checkpoint)` where the configuration's value is kept.
         unclear: `"group 0: lr=0.1"`, as it stays, to the checkpoint's values, where it has several for one group.
     """
 
     changes: list[dict[str, Any]] = field(factory=list)
-    kept: dict[str, tuple[Any, Any]] = field(factory=dict)
     unclear: dict[str, str] = field(factory=dict)
 
     def warn(self) -> None:
@@ -80,62 +77,52 @@ class GroupMerge:
 def merge_groups(
     optimizer: StatefulOptimizer,
     group_of: Mapping[str, int | None],
-    groups: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    groups: Sequence[Mapping[str, Any]],
+    stays: Callable[[int, int, str], bool] = lambda *_: False,
 ) -> GroupMerge:
     """Decide about every setting of every group.
-
-    A setting has three values: what was configured when it was saved, what it was by then (a schedule, the optimizer or
-    the user may have changed it), and what is configured now. Where the configuration is what it was, the run goes on
-    with the saved value; where it differs, somebody has changed it, and it wins. Where nobody knows what was
-    configured, as in a state dict, the saved value holds.
 
     Args:
         optimizer: the optimizer that is loaded.
         group_of: parameter here to its group there, of those that the same optimizer steps; None: nobody knows.
-        groups: of each group there its settings, and what was configured.
+        groups: of each group there its settings.
+        stays: whether the value here stays of a setting, given the positions of the groups here and there, and its key.
     """
     merge = GroupMerge()
     schedules = [schedule for each in optimizer.schedules if (schedule := each()) is not None]
-    for index, (group, now) in enumerate(zip(optimizer.param_groups, configured(optimizer), strict=True)):
+    for index, group in enumerate(optimizer.param_groups):
         here = [group_of.get(optimizer.names[param]) for param in group["params"]]
-        positions = {position for position in here if position is not None}
+        positions = sorted({position for position in here if position is not None})
         if not group["params"] and len(groups) == len(optimizer.param_groups):
-            positions = {index}
+            positions = [index]
         if not positions:
             merge.changes.append({})
             continue
-        sources = [groups[position] for position in sorted(positions)]
-        changes = _merge_one(merge, index, group, now, sources)
+        sources = [groups[position] for position in positions]
+        changes = {
+            key: saved
+            for key, saved in _common(merge, index, group, sources).items()
+            if not stays(index, positions[0], key) and not equal_settings(group.get(key, _MISSING), saved)
+        }
         for schedule in schedules:
-            _follow(schedule, merge, index, group, sources[0][0], changes)
+            _follow(schedule, merge, index, group, sources[0], changes)
         merge.changes.append(changes)
     return merge
 
 
-def _merge_one(
-    merge: GroupMerge,
-    index: int,
-    group: Mapping[str, Any],
-    now: Mapping[str, Any],
-    sources: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+def _common(
+    merge: GroupMerge, index: int, group: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    changes = {}
-    for key, saved in sources[0][0].items():
-        others = [settings.get(key, _MISSING) for settings, _ in sources[1:]]
-        if not all(equal(value, saved) for value in others):
-            # Parameters of several groups are in one group now, and their values differ.
+    """Return the settings that are equal in all groups there whose parameters are in one group now."""
+    common = {}
+    for key, saved in sources[0].items():
+        others = [settings.get(key, _MISSING) for settings in sources[1:]]
+        if all(equal_settings(value, saved) for value in others):
+            common[key] = saved
+        elif key not in _TOLD_BY_OTHERS:
             shown = ", ".join("none" if value is _MISSING else repr(value) for value in (saved, *others))
-            if key not in _TOLD_BY_OTHERS:
-                merge.unclear[f"group {index}: {key}={group.get(key)!r}"] = shown
-            continue
-        was = sources[0][1].get(key, _MISSING)
-        if key in now and was is not _MISSING and not equal(now[key], was):
-            if not equal(now[key], saved):
-                merge.kept[f"group {index}: {key}"] = (now[key], saved)
-            continue
-        if not equal(group.get(key, _MISSING), saved):
-            changes[key] = saved
-    return changes
+            merge.unclear[f"group {index}: {key}={group.get(key)!r}"] = shown
+    return common
 
 
 def _follow(
@@ -153,15 +140,14 @@ def _follow(
         return
     unclear = {where.partition("=")[0] for where in merge.unclear}
     for key in (key for key in _BOUNDS if key in saved and f"group {index}: {key}" not in unclear):
-        if equal(group.get(key), saved[key]):
+        if equal_settings(group.get(key), saved[key]):
             continue
         if not schedule.use_checkpoint_opt_param_scheduler:
             schedule.require_same(f"group {index}: {key}", group.get(key), saved[key])
         changes[key] = saved[key]
-        merge.kept.pop(f"group {index}: {key}", None)
 
 
-def equal(left: Any, right: Any) -> bool:
+def equal_settings(left: Any, right: Any) -> bool:
     """Return whether two settings are equal; tensors by value, lists and tuples alike.
 
     Args:
@@ -174,7 +160,7 @@ def equal(left: Any, right: Any) -> bool:
         one, other = torch.as_tensor(left), torch.as_tensor(right)
         return one.shape == other.shape and bool((one.cpu() == other.cpu()).all())
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(map(equal, left, right))
+        return len(left) == len(right) and all(map(equal_settings, left, right))
     return bool(left == right)
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ROUTED",
     "STEPPED",
-    "configured",
     "described_view",
     "optimizer_names",
     "plugins_of",
@@ -155,30 +154,6 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
         group: a public group.
     """
     return {key: value for key, value in group.items() if key not in _NOT_SAVED}
-
-
-def configured(optimizer: StatefulOptimizer) -> list[dict[str, Any]]:
-    """Return what the configuration says about each group's settings, as far as it says something.
-
-    Args:
-        optimizer: a built optimizer.
-    """
-    said: list[dict[str, Any]] = [
-        {key: part.inner.defaults[key] for key in settings_of(group) if key in part.inner.defaults}
-        for part in optimizer.parts
-        for group in part.groups
-    ]
-    routing = optimizer.routing
-    if routing is not None:
-        indices = [index for child in routing.children for index in child.groups]
-        for position, (values, group) in enumerate(zip(said, optimizer.param_groups, strict=True)):
-            if group["params"]:
-                entry = routing.params.get(optimizer.names[group["params"][0]])
-                if entry is not None:  # else it was wrapped by hand
-                    values.update(routing.groups[entry.spec.group].values)
-            elif len(indices) == len(said):
-                values.update(routing.groups[indices[position]].values)
-    return said
 
 
 def stepped_otherwise(

@@ -279,9 +279,7 @@ class _Plan:
                 [entry.partition(":")[0] for entry in missing],
             )
         self.scaler = state_dict.get("grad_scaler")
-        settings: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (settings_of(group), {}) for group in state_dict["param_groups"]
-        ]
+        settings = list(map(settings_of, state_dict["param_groups"]))
         group_of = {name: self.saved[name].group for name in self.same}
         self.groups = merge_groups(self.optimizer, group_of, settings)
         require_settings(SOURCE, self.optimizer, self.groups)

@@ -12,12 +12,13 @@ import torch
 
 from megaopt_checkpoint.collected import Collected
 from megaopt_checkpoint.ranks import Ranks
+from megaopt_checkpoint.restore.configured import configured
 from megaopt_checkpoint.values.encoding import encode
 from megaopt_core.errors import CheckpointError
 from megaopt_core.parallel import digest_of_tensors
 from megaopt_core.params import RoleDecision, is_marked_expert, named_params
 from megaopt_core.routing import names_of_several, stages_of_names, wrong_names
-from megaopt_core.state import configured, described_view, joins_of, optimizer_names, readers_of, settings_of
+from megaopt_core.state import described_view, joins_of, optimizer_names, readers_of, settings_of
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers import MegatronOptimizer, OptimizerPart

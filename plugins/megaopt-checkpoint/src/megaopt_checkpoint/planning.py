@@ -84,7 +84,7 @@ def _report(plan: LoadPlan, names: NameTable, of_model: frozenset[str], ranks: R
         unexpected=found.unexpected,
         reset=dict(sorted(reset.items())),
         renamed={name: old for name, old in names.renamed().items() if name in here},
-        settings=dict(plan.groups.kept),
+        settings=dict(plan.kept),
         world_size=manifest.world_size,
         configuration=manifest.configuration,
     )

@@ -9,6 +9,7 @@ import torch
 from attrs import define, field
 
 from megaopt_checkpoint.ranks import Ranks
+from megaopt_checkpoint.restore.configured import merge_configured
 from megaopt_checkpoint.restore.fitting import require_tensors
 from megaopt_checkpoint.restore.matching import LoadedBeside, Matching, match
 from megaopt_checkpoint.restore.piece import Member, PieceRestore
@@ -19,7 +20,6 @@ from megaopt_core.precision import MAIN_PARAM
 from megaopt_core.state import (
     GroupMerge,
     load_or_restore,
-    merge_groups,
     mismatch,
     named_errors,
     piece_states,
@@ -57,6 +57,7 @@ class LoadPlan:
         requests: `(key, place)` of what is read of the state of this rank's pieces.
         finals: what is done then, in order.
         groups: group settings.
+        kept: `"group 0: lr"` to `(configured, in the checkpoint)` where the configuration's value is kept.
         scaler: the loss scaler's state.
         others: what else is written.
     """
@@ -67,6 +68,7 @@ class LoadPlan:
     requests: list[Request] = field(factory=list)
     finals: list[Callable[[], None]] = field(factory=list)
     groups: GroupMerge = field(factory=GroupMerge)
+    kept: dict[str, tuple[Any, Any]] = field(factory=dict)
     scaler: Any = None
     others: list[Restore] = field(factory=list)
 
@@ -205,9 +207,8 @@ def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimize
         (read_values(plan.source, group["settings"]), read_values(plan.source, group["configured"]))
         for group in described.get("groups", ())
     ]
-    plan.groups = merge_groups(
-        optimizer, {name: record.get("group") for name, record in records.items()}, groups
-    )
+    group_of = {name: record.get("group") for name, record in records.items()}
+    plan.groups, plan.kept = merge_configured(optimizer, group_of, groups)
     require_settings(plan.source.name, optimizer, plan.groups)
     return missing
 

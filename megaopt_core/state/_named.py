@@ -30,7 +30,8 @@ class StateSlice:
             `(offsets, sizes)` of the part that this rank has, `start` and `stop` a row-major range inside that box.
         is_elementwise: the state has one element for each of the shard's; else it is one value for the parameter, such
             as a step count, or a value of a shape of its own.
-        is_fresh: it stands in, as zeros, for what the first step will make; what is written is used in its place.
+        is_fresh: it stands in, as zeros, for what the first step will make. A save leaves it out; a value that a load
+            writes into it is used in place of what the step would have made.
     """
 
     name: str
@@ -53,10 +54,14 @@ class StateSlice:
 class NamedState:
     """The state of an optimizer by the names of its parameters, as far as this rank keeps it.
 
-    It is what a library of checkpoints works on. A save writes, on each rank, `name`, `key`, `shard` and `read()` of
-    each slice, and `optimizer.param_groups` beside them. A load looks for the elements of each slice of the optimizer
-    that is there then, which may be cut otherwise, and gives all of them to :meth:`write` at once. Slices of several
-    ranks with the same `name`, `key` and elements hold the same values.
+    It is what a library of checkpoints works on. A save writes, on each rank, `name`, `key`, `shard`, `is_elementwise`
+    and `read()` of each slice. It leaves out slices that are `is_fresh`: their zeros are no values. A load looks for
+    the elements of each slice of the optimizer that is there then, which may be cut otherwise, and gives all of them to
+    :meth:`write` at once. Slices of several ranks with the same `name`, `key` and elements hold the same values.
+
+    Settings are no slices. `optimizer.param_groups` has them beside `params`, whose names `optimizer.names` gives; a
+    load sets keys of these dicts and does not replace the dicts. `optimizer.grad_scaler` has a state dict of its own,
+    where it is not None.
 
     `with optimizer.step_lock.saving():` keeps steps of other threads away from a save. Neither method communicates.
 

@@ -26,30 +26,44 @@ def positions(shard: Shard) -> torch.Tensor:
     return whole.reshape(-1)[shard.start : shard.stop]
 
 
+def settings_of(optimizer: MegatronOptimizer) -> dict[str, float]:
+    """Return the learning rate of each parameter by name."""
+    return {
+        optimizer.names[param]: group["lr"] for group in optimizer.param_groups for param in group["params"]
+    }
+
+
 def save(optimizer: MegatronOptimizer, folder: str, rank: int) -> None:
     """Write what this rank keeps into a file of its own."""
     with optimizer.step_lock.saving():
         parts = [part for part in optimizer.named_state().slices() if not part.is_fresh]
-        held = [(part.name, part.key, part.shard.shape, positions(part.shard), part.read()) for part in parts]
-    torch.save([(*what, value.clone()) for *what, value in held], Path(folder) / f"{rank}.pt")
+        held = [(part.name, part.key, part.shard, part.is_elementwise, part.read().clone()) for part in parts]
+    files = [
+        (name, key, math.prod(shard.shape), positions(shard) if is_elementwise else None, value)
+        for name, key, shard, is_elementwise, value in held
+    ]
+    torch.save((files, settings_of(optimizer)), Path(folder) / f"{rank}.pt")
 
 
 def load(optimizer: MegatronOptimizer, folder: str) -> None:
     """Put each state together from the files of all ranks, and write what is kept here."""
     tensors, numbers = {}, {}
     for file in sorted(Path(folder).glob("*.pt")):
-        for name, key, shape, where, value in torch.load(file):
-            if value.numel() == len(where) and key != "step":
-                whole = tensors.setdefault((name, key), torch.full((math.prod(shape),), torch.nan))
-                whole[where] = value
-            else:
+        slices, settings = torch.load(file)
+        for name, key, numel, where, value in slices:
+            if where is None:
                 numbers[name, key] = value
+            else:
+                tensors.setdefault((name, key), torch.full((numel,), torch.nan))[where] = value
     found, state = [], optimizer.named_state()
     for part in state.slices():
         stored = tensors if part.is_elementwise else numbers
         value = stored[part.name, part.key]
         found.append((part, value[positions(part.shard)] if part.is_elementwise else value))
     state.write(found)
+    for group in optimizer.param_groups:
+        (saved,) = {settings[optimizer.names[param]] for param in group["params"]}
+        group["lr"] = saved
 
 
 def run(
@@ -59,6 +73,8 @@ def run(
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)).to(torch.bfloat16)
     optimizer = build_optimizer(model, "adam", lr=1e-2, clip_grad=0.0, bf16=True, **settings)
+    for group in optimizer.param_groups:
+        group["lr"] *= 1 if source else 0.5  # a run that is resumed learns of it from the files alone
     if source is not None:
         model.load_state_dict(torch.load(f"{source}/model"))
         load(optimizer, source)

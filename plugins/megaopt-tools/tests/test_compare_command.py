@@ -200,7 +200,7 @@ def test_ctrl_c_stops_all_of_them(megaopt, capsys, monkeypatch) -> None:
 
     monkeypatch.setattr(Run, "train", interrupted)
     assert megaopt("compare", "adam", "sgd", "muon", "--steps", "2", "--out", "out") == 130
-    expected = "megaopt: stopped by Ctrl-C after 0 of 2 steps of sgd; out/sgd/run.json was not written\n"
+    expected = "megaopt: stopped by Ctrl-C after 0 of 2 steps of sgd; nothing was saved\n"
     assert capsys.readouterr().err == expected
     assert Path("out/adam/run.json").exists()
     assert not Path("out/compare.json").exists()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from megaopt_tools.model import GPT, Attention, FeedForward, Shape, build_model
+from megaopt_tools.model import GPT, Attention, FeedForward, Shape, build_model, loss_of
 from megaopt_tools.text import builtin_text
 from torch.nn import functional
 
@@ -24,7 +24,7 @@ def test_size_is_between_four_hundred_thousand_and_a_million() -> None:
 def test_first_loss_is_that_of_uniform_guesses() -> None:
     """An untrained model knows nothing: ln 256 nats a byte."""
     tokens = builtin_text().train[:257].long()
-    loss = build_model(SMALL, 0).loss(tokens[None, :-1], tokens[None, 1:])
+    loss = loss_of(build_model(SMALL, 0), tokens[None, :-1], tokens[None, 1:])
     assert loss.item() == pytest.approx(math.log(256), abs=1e-5)
 
 

@@ -300,8 +300,8 @@ def test_numbers_are_checked_as_they_are_read(capsys, arguments: tuple[str, ...]
     assert capsys.readouterr().err.endswith(f"megaopt train: error: {message}\n")
 
 
-def test_ctrl_c_gives_one_message(megaopt, capsys, monkeypatch) -> None:
-    """It says how far the run got and what is not there."""
+def test_an_interrupt_within_a_step_gives_one_message(megaopt, capsys, monkeypatch) -> None:
+    """It says how far the run got; half a step is not saved."""
     step = Run._step
 
     def interrupted(self: Run, number: int, *batch: torch.Tensor):
@@ -311,7 +311,7 @@ def test_ctrl_c_gives_one_message(megaopt, capsys, monkeypatch) -> None:
 
     monkeypatch.setattr(Run, "_step", interrupted)
     assert megaopt("train", "--optimizer", "adam", "--steps", "9", "--out", "out") == 130
-    expected = "megaopt: stopped by Ctrl-C after 3 of 9 steps of adam; out/run.json was not written\n"
+    expected = "megaopt: stopped by Ctrl-C after 3 of 9 steps of adam; nothing was saved\n"
     assert capsys.readouterr().err == expected
     assert not Path("out/run.json").exists()
 
@@ -336,7 +336,8 @@ def test_a_signal_ends_a_real_process_cleanly(tmp_path: Path, letters: Path) -> 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
     expected = (
-        r"megaopt: stopped by Ctrl-C after \d+ of 100000 steps of adam; runs/adam/run\.json was not written\n"
+        r"megaopt: stopped by Ctrl-C after (\d+) of 100000 steps of adam; runs/adam/checkpoint holds \1 of them: "
+        r"the same command with --resume goes on from there\n"
     )
     assert re.fullmatch(expected, err), err
     assert process.returncode == 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -150,6 +151,9 @@ class _Diary:
 
     def built(self, report: Any) -> None:
         self.entries.append(f"built {len(report.params)}")
+
+    def resumed(self, records: Sequence[StepRecord]) -> None:
+        self.entries.append(f"resumed after {len(records)}")
 
     def stepped(self, record: StepRecord) -> None:
         self.entries.append(f"step {record.step}")

@@ -13,11 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from megaopt_core import get_registry
+from megaopt_tools.checkpoints import RunCheckpoint, require_checkpoint
 from megaopt_tools.cli.output import print_json
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import CommandError, StoppedError
+from megaopt_tools.interrupts import Interrupts
+from megaopt_tools.launch import launch
 from megaopt_tools.options import recipe_of, use_threads
 from megaopt_tools.pictures import draw_comparison
+from megaopt_tools.ranks import Ranks
 from megaopt_tools.recipe import Recipe
 from megaopt_tools.records import comparison_record, write_json
 from megaopt_tools.running import make_folder, run_into
@@ -44,22 +48,54 @@ def run_compare(args: Namespace) -> int:
         MegaoptError: an option cannot be used as it is.
     """
     text = load_text(args.text)
-    runs = [Run(recipe, text) for recipe in _recipes(args)]
+    ranks = Ranks.current()
+    interrupts = Interrupts()
+    runs = [Run(recipe, text, ranks) for recipe in _recipes(args)]
+    folders = [args.out / name for name in args.optimizers]
+    checkpoints = [
+        RunCheckpoint(folder, interrupts, every=args.save_every, before_last=True) for folder in folders
+    ]
+    if args.resume:
+        require_checkpoint(folders)
+        for run, checkpoint in zip(runs, checkpoints, strict=True):
+            if checkpoint.path.exists():
+                checkpoint.load(run)
     make_folder(args.out)
-    threads = use_threads(args.threads)
+    if args.nproc > ranks.count:
+        return launch("compare", args)
+    with interrupts:
+        return _compare(args, runs, folders, checkpoints)
+
+
+def _compare(
+    args: Namespace, runs: Sequence[Run], folders: Sequence[Path], checkpoints: Sequence[RunCheckpoint]
+) -> int:
+    """Train one after the other, and print and draw what came out."""
+    threads = use_threads(args.threads, args.nproc)
     console = console_for_output()
+    first = runs[0].ranks.is_first
     quiet = args.quiet or args.json
-    if not quiet:
-        print_text(console, text)
+    if first and not quiet:
+        print_text(console, runs[0].text)
     longest = max(len(name) for name in args.optimizers)
     try:
         results = [
-            run_into(run, args.out / run.recipe.optimizer, console, threads, name_width=longest, quiet=quiet)
-            for run in runs
+            run_into(run, folder, console, threads, checkpoint, name_width=longest, quiet=quiet)
+            for run, folder, checkpoint in zip(runs, folders, checkpoints, strict=True)
         ]
     except StoppedError as stopped:
-        print(f"megaopt: {stopped}", file=sys.stderr)
+        if first:
+            print(f"megaopt: {stopped}", file=sys.stderr)
         return 130
+    if first:
+        _show(args, results, console, threads)
+        for checkpoint in checkpoints:
+            checkpoint.remove()
+    return 0 if all(result.diverged_at is None for result in results) else 1
+
+
+def _show(args: Namespace, results: Sequence[RunResult], console: Console, threads: int) -> None:
+    """Draw and write the comparison, and print it as the options ask for it."""
     draw_comparison(results, args.out / "compare.png")
     record = comparison_record(results, threads)
     write_json(args.out / "compare.json", record)
@@ -67,7 +103,6 @@ def run_compare(args: Namespace) -> int:
         print_json(record)
     else:
         _print_results(console, results, args.out)
-    return 0 if all(result.diverged_at is None for result in results) else 1
 
 
 def _print_results(console: Console, results: Sequence[RunResult], folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -41,6 +42,11 @@ class EventLog:
     def built(self, report: OptimizerReport) -> None:
         """Write the report as text."""
         self._text("optimizers", f"```\n{report.summary()}\n```")
+
+    def resumed(self, records: Sequence[StepRecord]) -> None:
+        """Write the steps of the earlier process, whose log was removed."""
+        for record in records:
+            self.stepped(record)
 
     def stepped(self, record: StepRecord) -> None:
         """Write the step's numbers."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 from megaopt_tools.shape import DEFAULT_SHAPE, Shape
 from megaopt_tools.text import VOCABULARY
 
-__all__ = ["DEFAULT_SHAPE", "GPT", "Shape", "build_model"]
+__all__ = ["DEFAULT_SHAPE", "GPT", "Shape", "build_model", "loss_of"]
 
 
 class Attention(nn.Module):
@@ -141,17 +141,6 @@ class GPT(nn.Module):
             x = block(x, rotation)
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
-    def loss(self, tokens: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        """Return the cross-entropy in nats.
-
-        Args:
-            tokens: int64, `[batch, length]`.
-            targets: the bytes that follow, `[batch, length]`.
-            reduction: `"mean"` or `"sum"`.
-        """
-        logits = self(tokens)
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
-
 
 def _rotation(length: int, width: int, device: torch.device) -> torch.Tensor:
     frequencies = 10_000.0 ** (-torch.arange(0, width, 2, device=device) / width)
@@ -163,6 +152,21 @@ def _rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     """Turn pairs of features by an angle that grows with the position (rotary embedding, arXiv 2104.09864)."""
     first, second = x.chunk(2, dim=-1)
     return x * rotation[0] + torch.cat([-second, first], dim=-1) * rotation[1]
+
+
+def loss_of(
+    model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, reduction: str = "mean"
+) -> torch.Tensor:
+    """Return the cross-entropy of a model in nats.
+
+    Args:
+        model: a :class:`GPT`, bare or wrapped.
+        tokens: int64, `[batch, length]`.
+        targets: the bytes that follow, `[batch, length]`.
+        reduction: `"mean"` or `"sum"`.
+    """
+    logits = model(tokens)
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 def build_model(shape: Shape, seed: int) -> GPT:

@@ -60,7 +60,37 @@ def add_run_options(parser: ArgumentParser) -> None:
     run.add_argument(
         "--warmup", type=_not_negative, metavar="STEPS", help="steps of warm-up; default: a tenth"
     )
-    run.add_argument("--threads", type=_positive, help="number of torch's threads; default: torch's choice")
+    run.add_argument(
+        "--threads",
+        type=_positive,
+        help="number of torch's threads on each rank; default: torch's choice, shared by the ranks",
+    )
+    keep = parser.add_argument_group("to go on later")
+    keep.add_argument(
+        "--save-every",
+        type=_positive,
+        metavar="STEPS",
+        help="save a checkpoint every so many steps; Ctrl-C saves one in any case",
+    )
+    keep.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the checkpoint in --out; give the options that began the run",
+    )
+    ranks = parser.add_argument_group("several processes")
+    ranks.add_argument(
+        "--nproc",
+        type=_positive,
+        default=1,
+        metavar="RANKS",
+        help=_help("processes that share each batch, on this machine"),
+    )
+    ranks.add_argument(
+        "--sharding",
+        metavar="STRATEGY",
+        help="how they share the optimizer's work: distributed, layer_wise, fsdp or a plugin's; "
+        "default: each steps everything",
+    )
 
 
 def recipe_of(args: Namespace, optimizer: str, lr: float | None, settings: Mapping[str, Any]) -> Recipe:
@@ -76,6 +106,16 @@ def recipe_of(args: Namespace, optimizer: str, lr: float | None, settings: Mappi
     """
     found = tuned(optimizer)
     settings = {**found.settings, **settings}
+    sharding = settings.get("sharding", args.sharding)
+    if args.sharding is not None and sharding != args.sharding:
+        raise CommandError(f"--set sharding={sharding}: the strategy is already {args.sharding}")
+    if sharding is not None:
+        settings["sharding"] = sharding
+    if args.batch_size % args.nproc:
+        raise CommandError(
+            f"--batch-size {args.batch_size}: must be a multiple of --nproc {args.nproc}, for the ranks share "
+            "each batch"
+        )
     given_lr = settings.pop("lr", None)
     named = settings.pop("optimizer", optimizer)
     if named != optimizer:
@@ -97,17 +137,20 @@ def recipe_of(args: Namespace, optimizer: str, lr: float | None, settings: Mappi
     )
 
 
-def use_threads(count: int | None) -> int:
+def use_threads(count: int | None, ranks: int = 1) -> int:
     """Let torch compute with this many threads.
 
     Args:
-        count: how many; None leaves torch's choice.
+        count: how many; None: torch's choice, shared by the ranks.
+        ranks: how many processes compute on this machine.
 
     Returns:
         How many there are now.
     """
     import torch
 
+    if count is None and ranks > 1:
+        count = max(1, torch.get_num_threads() // ranks)
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()

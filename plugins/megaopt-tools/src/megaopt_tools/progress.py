@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -40,6 +40,9 @@ class RunProgress(Protocol):
 
     def built(self, report: OptimizerReport) -> None:
         """The optimizer is there."""
+
+    def resumed(self, records: Sequence[StepRecord]) -> None:
+        """The run goes on after these steps."""
 
     def stepped(self, record: StepRecord) -> None:
         """A step was taken."""
@@ -93,7 +96,16 @@ class _Told:
         self._steps = steps
         self._clock = clock
         self._begin = clock()
+        self._first = 0
         self._speed = 0.0
+
+    def resume(self, first: int) -> None:
+        """Leave out the steps of an earlier process, which took no time of this one.
+
+        Args:
+            first: how many they were.
+        """
+        self._first = first
 
     def words(self, record: StepRecord, *, with_speed: bool = True) -> str:
         """Return step, loss, speed and time after a step."""
@@ -101,7 +113,7 @@ class _Told:
         self._speed = _SMOOTHING * self._speed + (1 - _SMOOTHING) * speed if self._speed else speed
         passed = self._clock() - self._begin
         if record.step < self._steps:
-            left = passed / record.step * (self._steps - record.step)
+            left = passed / (record.step - self._first) * (self._steps - record.step)
             times = f"{shown_time(left):>5} left"
         else:
             times = f"took {shown_time(passed)}"
@@ -149,6 +161,11 @@ class BarProgress:
     def built(self, report: OptimizerReport) -> None:
         """Show nothing: the bar is there already."""
 
+    def resumed(self, records: Sequence[StepRecord]) -> None:
+        """Begin where the earlier process ended."""
+        self._told.resume(len(records))
+        self._bar.update(self._task, completed=len(records))
+
     def stepped(self, record: StepRecord) -> None:
         """Move the bar."""
         self._bar.update(self._task, advance=1, shown=self._told.words(record, with_speed=self._with_speed))
@@ -184,6 +201,12 @@ class LineProgress:
     def built(self, report: OptimizerReport) -> None:
         """Show nothing: the first line comes with the first step."""
 
+    def resumed(self, records: Sequence[StepRecord]) -> None:
+        """Print a line that says where the run goes on."""
+        self._told.resume(len(records))
+        line = f"{self._name}  goes on after step {len(records)} of {self._steps}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def stepped(self, record: StepRecord) -> None:
         """Print a line if it is time for one."""
         words = self._told.words(record)
@@ -207,6 +230,9 @@ class NoProgress:
         pass
 
     def built(self, report: OptimizerReport) -> None:
+        """Show nothing."""
+
+    def resumed(self, records: Sequence[StepRecord]) -> None:
         """Show nothing."""
 
     def stepped(self, record: StepRecord) -> None:

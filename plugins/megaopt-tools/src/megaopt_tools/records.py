@@ -54,6 +54,7 @@ def run_record(result: RunResult, threads: int) -> dict[str, Any]:
         "batch_size": recipe.batch_size,
         "context": recipe.context,
         "threads": threads,
+        "ranks": result.ranks,
         "model": {**asdict(recipe.shape), "parameters": result.parameters},
         "text": text_record(result),
         "versions": versions(),

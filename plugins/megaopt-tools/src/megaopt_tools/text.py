@@ -111,7 +111,7 @@ def load_text(path: Path | None) -> Text:
 
 
 def batches(
-    tokens: torch.Tensor, batch_size: int, context: int, seed: int
+    tokens: torch.Tensor, batch_size: int, context: int, seed: int, first: int = 0
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield batches from random places, without end; the same seed yields the same ones.
 
@@ -120,6 +120,7 @@ def batches(
         batch_size: windows in a batch.
         context: length of a window.
         seed: of the places.
+        first: how many batches of the seed are left out, as those of a run that goes on.
 
     Yields:
         Inputs and targets, int64, each `[batch_size, context]`; a target is the byte that follows its input.
@@ -127,6 +128,8 @@ def batches(
     generator = torch.Generator().manual_seed(seed)
     places = len(tokens) - context
     reach = torch.arange(context + 1)
+    for _ in range(first):
+        torch.randint(places, (batch_size, 1), generator=generator)
     while True:
         starts = torch.randint(places, (batch_size, 1), generator=generator)
         window = tokens[starts + reach].long()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from megaopt_core.config import parse_assignments
+from megaopt_tools.checkpoints import RunCheckpoint, require_checkpoint
 from megaopt_tools.cli.output import print_json
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import StoppedError
+from megaopt_tools.interrupts import Interrupts
+from megaopt_tools.launch import launch
 from megaopt_tools.options import recipe_of, use_threads
+from megaopt_tools.ranks import Ranks
 from megaopt_tools.records import run_record
 from megaopt_tools.running import make_folder, run_into
 from megaopt_tools.text import load_text
@@ -39,25 +44,48 @@ def run_train(args: Namespace) -> int:
     """
     recipe = recipe_of(args, args.optimizer, args.lr, parse_assignments(args.assignments))
     text = load_text(args.text)
-    run = Run(recipe, text)
     folder = args.out or Path("runs") / args.optimizer
+    ranks = Ranks.current()
+    interrupts = Interrupts()
+    run = Run(recipe, text, ranks)
+    checkpoint = RunCheckpoint(folder, interrupts, every=args.save_every)
+    if args.resume:
+        require_checkpoint([folder])
+        checkpoint.load(run)
     make_folder(folder)
-    threads = use_threads(args.threads)
+    if args.nproc > ranks.count:
+        return launch("train", args)
+    with interrupts:
+        return _train(args, run, folder, checkpoint)
+
+
+def _train(args: Namespace, run: Run, folder: Path, checkpoint: RunCheckpoint) -> int:
+    """Train, and print what came out."""
+    threads = use_threads(args.threads, args.nproc)
     console = console_for_output()
+    first = run.ranks.is_first
     quiet = args.quiet or args.json
-    if not quiet:
-        print_text(console, text)
+    if first and not quiet:
+        print_text(console, run.text)
     try:
         watchers = [] if quiet else [_ReportPrinter(console)]
-        result = run_into(run, folder, console, threads, watchers, quiet=quiet)
+        result = run_into(run, folder, console, threads, checkpoint, watchers, quiet=quiet)
     except StoppedError as stopped:
-        print(f"megaopt: {stopped}", file=sys.stderr)
+        if first:
+            print(f"megaopt: {stopped}", file=sys.stderr)
         return 130
+    if first:
+        checkpoint.remove()
+        _show(args, result, folder, console, threads)
+    return 0 if result.diverged_at is None else 1
+
+
+def _show(args: Namespace, result: RunResult, folder: Path, console: Console, threads: int) -> None:
+    """Print the result as the options ask for it."""
     if args.json:
         print_json(run_record(result, threads))
     else:
-        _print_result(console, result, folder, with_report=not quiet)
-    return 0 if result.diverged_at is None else 1
+        _print_result(console, result, folder, with_report=not args.quiet)
 
 
 class _ReportPrinter:
@@ -69,6 +97,9 @@ class _ReportPrinter:
     def built(self, report: OptimizerReport) -> None:
         """Print the report, as wide as the terminal."""
         say(self._console, f"{report.text(self._console.width)}\n")
+
+    def resumed(self, records: Sequence[StepRecord]) -> None:
+        """Print nothing: the progress says where the run goes on."""
 
     def stepped(self, record: StepRecord) -> None:
         """Print nothing."""

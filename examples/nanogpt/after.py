@@ -41,10 +41,12 @@ def configure_optimizers(model):
     return build_optimizer(
         model,
         "muon",
-        lr=learning_rate,
-        weight_decay=weight_decay,
+        lr=4 * learning_rate,
+        weight_decay=weight_decay / 4,
         clip_grad=grad_clip,
         muon_extra_scale_factor=0.2,
+        muon_scalar_lr=learning_rate,
+        muon_scalar_weight_decay=weight_decay,
         adam_beta2=0.95,
         example=batch(0),
     )
@@ -64,7 +66,7 @@ if args.resume:
 
 for step in range(first, args.steps):
     for group in optimizer.param_groups:
-        group["lr"] = lr_at(step)
+        group["lr"] = group["max_lr"] * lr_at(step) / learning_rate
     with torch.autocast(device, dtype=torch.float16, enabled=device == "cuda"):
         loss = model(*batch(step))
     scaler.scale(loss).backward()

@@ -42,7 +42,7 @@ def test_every_option_is_documented() -> None:
     """In the table, which names no option that there is not."""
     documented = set(re.findall(r"^\| `(--[\w-]+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     options = _options()
-    assert set(options) == {"train", "compare", "schedule", "completion"}
+    assert set(options) == {"train", "compare", "suggest", "schedule", "completion"}
     assert documented == set.union(options["train"], options["compare"]) - {"--help"}
 
 

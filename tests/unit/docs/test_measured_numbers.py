@@ -129,7 +129,22 @@ def _other_claims() -> Iterator[Claim]:
     yield "docs/soap.md", "every step", 0, [None, *medians]
 
 
-CLAIMS = [*_gpu_claims(), *_muon_and_lion_claims(), *_rank_claims(), *_other_claims()]
+def _rate_claims() -> Iterator[Claim]:
+    """Held-out losses of each row, seed by seed, and their mean."""
+    found = _result("suggested_rate")["trainings"]["gpt"]
+    best = found["adamw_best"]
+    rows = {f"AdamW, {rate}": (float(rate), losses) for rate, losses in found["adamw"].items()}
+    rows[f"AdamW, {best:g} (best)"] = rows.pop(f"AdamW, {best:g}")
+    rows["Muon at AdamW's rate"] = (best, found["muon_at_adamw_rate"])
+    rows["Muon as suggested"] = (found["suggested"]["lr"], found["muon_suggested"])
+    for multiple, losses in found["other_multiples"].items():
+        rows[f"{multiple} times"] = (float(multiple) * best, losses)
+    for label, (rate, losses) in rows.items():
+        mean = sum(losses) / len(losses)
+        yield "docs/muon-learning-rate.md", label, 0, [rate, *losses, mean]
+
+
+CLAIMS = [*_gpu_claims(), *_muon_and_lion_claims(), *_rank_claims(), *_other_claims(), *_rate_claims()]
 
 
 @pytest.mark.parametrize(

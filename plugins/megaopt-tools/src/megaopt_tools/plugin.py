@@ -26,14 +26,16 @@ def megaopt_advice(name: str, known: Sequence[str], optimizer: str | None, kind:
 
 @hookimpl
 def megaopt_commands(commands: Commands) -> None:
-    """Add `train`, `compare`, `schedule` and `completion`."""
+    """Add `train`, `compare`, `suggest`, `schedule` and `completion`."""
     from megaopt_tools.commands import add_compare_command, add_train_command
     from megaopt_tools.completion_command import add_completion_command
     from megaopt_tools.schedule_command import add_schedule_command
     from megaopt_tools.schedule_png import offer_schedule_png
+    from megaopt_tools.suggest_command import add_suggest_command
 
     add_train_command(commands)
     add_compare_command(commands)
+    add_suggest_command(commands)
     add_schedule_command(commands)
     add_completion_command(commands)
     offer_schedule_png(commands)

@@ -50,4 +50,8 @@ def main(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    ended = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of gloo may outlive Python, and the C++ runtime then aborts (pytorch issue 190489).
+    os._exit(ended)

@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "convert": "megaopt-checkpoint",
     "new-plugin": "megaopt-testing",
     "schedule": "megaopt-tools",
+    "suggest": "megaopt-tools",
     "train": "megaopt-tools",
     "verify-checkpoint": "megaopt-checkpoint",
     "calibrate": "megaopt-muon",

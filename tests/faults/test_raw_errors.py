@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "nested TOML": (
         partial(from_toml, "lr = " + "[" * 100_000 + "]" * 100_000),
-        "run.toml: nests lists or tables too deep",
+        "run.toml: nests lists or tables too deeply",
     ),
     "inference mode": (
         lambda _: in_inference_mode(),

@@ -50,8 +50,8 @@ def test_a_value_may_contain_what_separates() -> None:
     ("given", "message"),
     [
         ("lion=0.1", "--lr lion=0.1: 'lion' is not among the optimizers adam, muon"),
-        ("adam=fast", "--lr adam=fast: 'fast' is no number"),
-        ("fast", "--lr fast: 'fast' is no number"),
+        ("adam=fast", "--lr adam=fast: 'fast' is not a number"),
+        ("fast", "--lr fast: 'fast' is not a number"),
     ],
 )
 def test_a_wrong_learning_rate_is_explained(given: str, message: str) -> None:

@@ -140,7 +140,7 @@ class ConvNet(nn.Module):
         return self.head(self.layers(images[:, None]).mean(dim=(2, 3)))
 
 
-def digits(model: Callable[[], nn.Module], steps: int) -> Training:
+def digits(model: Callable[[], nn.Module], steps: int, rates: tuple[float, ...] = GRID) -> Training:
     """Return a training on the digits; a third of them is held out, the rest is moved by up to a pixel."""
     from sklearn.datasets import load_digits
 
@@ -163,13 +163,13 @@ def digits(model: Callable[[], nn.Module], steps: int) -> Training:
             yield torch.stack(moved), labels[cut:][chosen]
 
     data = f"digits of scikit-learn, {len(images)} images, {fingerprint(images)}"
-    return Training(model, draw, [(images[:cut], labels[:cut])], steps, GRID, data)
+    return Training(model, draw, [(images[:cut], labels[:cut])], steps, rates, data)
 
 
 TRAININGS: dict[str, Callable[[], Training]] = {
     "gpt": gpt,
     "vit": lambda: digits(VisionTransformer, 120),
-    "convnet": lambda: digits(ConvNet, 60),
+    "convnet": lambda: digits(ConvNet, 60, tuple(4 * rate for rate in GRID)),
 }
 
 

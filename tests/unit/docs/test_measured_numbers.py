@@ -131,14 +131,17 @@ def _other_claims() -> Iterator[Claim]:
 
 def _rate_claims() -> Iterator[Claim]:
     """Held-out losses of each row, seed by seed, and their mean."""
-    found = _result("suggested_rate")["trainings"]["gpt"]
-    best = found["adamw_best"]
-    rows = {f"AdamW, {rate}": (float(rate), losses) for rate, losses in found["adamw"].items()}
-    rows[f"AdamW, {best:g} (best)"] = rows.pop(f"AdamW, {best:g}")
-    rows["Muon at AdamW's rate"] = (best, found["muon_at_adamw_rate"])
-    rows["Muon as suggested"] = (found["suggested"]["lr"], found["muon_suggested"])
-    for multiple, losses in found["other_multiples"].items():
-        rows[f"{multiple} times"] = (float(multiple) * best, losses)
+    rows: dict[str, tuple[float, list[float]]] = {}
+    for prefix, training in (("", "gpt"), ("convnet, ", "convnet")):
+        found = _result("suggested_rate")["trainings"][training]
+        best = found["adamw_best"]
+        for rate, losses in found["adamw"].items():
+            chosen = " (best)" if float(rate) == best else ""
+            rows[f"{prefix}AdamW, {rate}{chosen}"] = (float(rate), losses)
+        rows[f"{prefix}Muon at AdamW's rate"] = (best, found["muon_at_adamw_rate"])
+        rows[f"{prefix}Muon as suggested"] = (found["suggested"]["lr"], found["muon_suggested"])
+        for multiple, losses in found.get("other_multiples", {}).items():
+            rows[f"{multiple} times"] = (float(multiple) * best, losses)
     for label, (rate, losses) in rows.items():
         mean = sum(losses) / len(losses)
         yield "docs/muon-learning-rate.md", label, 0, [rate, *losses, mean]

@@ -13,10 +13,10 @@ import time
 
 import torch
 from harness import gpt2_parameters, interleave, parameters_of, ratio, summary, write_result
+from megaopt_core.optimizers._between_ranks.each_step import StepAgreement
 from torch import nn
 
 from megaopt_core import OptimizerConfig, ProcessGroupCollection, build_optimizer
-from megaopt_core.optimizers._between_ranks.each_step import StepAgreement
 from megaopt_core.parallel._digest import digest_of_tensors
 from megaopt_core.routing._agreement import Holding, settings_alike
 from megaopt_core.routing._one_rank import route_this_rank

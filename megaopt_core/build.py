@@ -13,8 +13,6 @@ from megaopt_core.config._plugin_settings import with_prefixes
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
-from megaopt_core.optimizers._between_ranks.alike import held_alike
-from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._building.asked import (
     dtypes_refused,
     refusal,
@@ -27,10 +25,10 @@ from megaopt_core.optimizers._building.asked import (
 )
 from megaopt_core.optimizers._building.builder import ChildBuilder, grad_scaler
 from megaopt_core.optimizers._building.late_params import LateParams
+from megaopt_core.optimizers._building.model_alike import model_alike
 from megaopt_core.optimizers._building.phases import raised_on_all
 from megaopt_core.optimizers._chained import ChainedOptimizer
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
-from megaopt_core.parallel._meeting import takes_part
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
@@ -231,7 +229,7 @@ def optimizer_from_routing(
         require_same_overlap(chunks, config)
         buffers = wrapped_buffers(chunks, fqn)
         watched = WatchedModel(chunks, fqn, frozenset(routing.excluded))
-        held = held_alike(watched.named_chunks(), set(model.params.values()), pgs, everything=False)
+        held = model_alike(watched.named_chunks(), set(model.params.values()), pgs, everything=False)
         alike.extend([*buffers_alike(buffers, pgs), *held])
     with raised_on_all(pgs, "laying out the optimizer") as alike:
         layouts = strategy_layouts(routing, pgs, buffers, alike)
@@ -252,9 +250,9 @@ def optimizer_from_routing(
     optimizer = _chained(children, routing.sharding)
     optimizer.watched_model = watched
     optimizer.unused_settings = unused_settings
-    if takes_part(pgs):
-        optimizer.replicas = Replicas(pgs)
     optimizer.late = LateParams(optimizer, children, builder, config_overrides)
+    with raised_on_all(pgs, "asking for step observers") as alike:
+        alike.append(optimizer.observers.alike())
     return optimizer
 
 

@@ -8,6 +8,7 @@ exception inherit from it too (`ValueError`, `LookupError`...): code that catche
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -55,6 +56,7 @@ __all__ = [
     "ViewError",
     "naming_user_function",
     "shown_value",
+    "warn_user",
 ]
 
 
@@ -457,7 +459,7 @@ class CheckpointMismatchError(CheckpointError, StateDictError):
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the user's line: the nearest one that is neither the core's, nor torch's, nor that of a decorator.
+    """Warn at the user's line: the nearest one that is neither megaopt's, nor torch's, nor that of a decorator.
 
     Args:
         message: what is said.
@@ -467,8 +469,10 @@ def warn_user(message: str, category: type[Warning]) -> None:
         Path(__file__).parent,
         Path(contextlib.__file__).with_suffix(""),
     ]  # a prefix is shorter than the name
-    if torch := getattr(sys.modules.get("torch"), "__file__", None):  # the core is imported without it
-        passed.append(Path(torch).parent)
+    # The core is imported without torch, and without any of its plugins.
+    packages = ("torch", *(name for name in tuple(sys.modules) if re.fullmatch(r"megaopt_\w+", name)))
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in packages)
+    passed += [Path(file).parent for file in files if file]
     warnings.warn(message, category, skip_file_prefixes=tuple(map(str, passed)))
 
 

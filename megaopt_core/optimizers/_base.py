@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch._compile import _disable_dynamo
 
 from megaopt_core.config._group_values import GroupChecks
-from megaopt_core.errors import MegaoptError, UnsupportedOperationError
+from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.execution._stages import stage
-from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._between_steps.added_groups import add_group, assign_groups, follow_last
 from megaopt_core.optimizers._between_steps.group_settings import common_defaults
 from megaopt_core.optimizers._between_steps.step_lock import StepLock
-from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._gradients.closures import require_closure
 from megaopt_core.optimizers._live_state import LiveState
 from megaopt_core.optimizers._part import OptimizerPart
-from megaopt_core.optimizers._result import StepResult, UnreadStepResult
+from megaopt_core.optimizers._result import StepResult
 from megaopt_core.optimizers._state_dict import (
     export_state_dict,
     import_state_dict,
     model_values,
     start_main_value,
 )
-from megaopt_core.optimizers._step_gradients import StepGradients
+from megaopt_core.optimizers._step.observers import Observers
+from megaopt_core.optimizers._step.pipeline import StepPipeline
+from megaopt_core.optimizers._step.sums import stats_device
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.parallel._meeting import takes_part
 from megaopt_core.params._parts import local_tensor
-from megaopt_core.registry._catalogue import CHECKPOINT_READER
+from megaopt_core.plugin_api._observers import Change, ReportLine
+from megaopt_core.registry._catalogue import CHECKPOINT_READER, GUARDS
 from megaopt_core.registry._missing import import_distribution
 from megaopt_core.reporting._build_report import build_report
 from megaopt_core.reporting._report import OptimizerReport
 from megaopt_core.reporting._watched_model import WatchedModel
-from megaopt_core.sharding._live_model import has_gradient
 from megaopt_core.sharding._wrapped import reducer_of
 from megaopt_core.state._named import NamedState
 
@@ -97,16 +98,14 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.norm_groups = tuple(norm_groups)
         self.twins = Twins(twins or {})
         self.routing = routing
-        self.gradients = StepGradients(self.parts, config, self.process_groups, self.norm_groups, grad_scaler)
+        self.pipeline = StepPipeline(self, grad_scaler)
         self.watched_model = WatchedModel()
         self.unused_settings: tuple[str, ...] = ()
-        self.replicas: Replicas | None = None
         self.late: LateParams | None = None
         self.step_lock = StepLock()
         self.has_cleared = True
         """Gradients were cleared since the last step, or there was none."""
         self.bounds_before_load: list[dict[str, Any]] | None = None
-        self._has_compared = False
         self.schedules: list[weakref.ref[OptimizerParamScheduler]] = []
         self.refresh_state()
 
@@ -207,46 +206,24 @@ class MegatronOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 closure()
         with torch.no_grad(), self.step_lock:
-            stats = self.gradients.measure_and_clip(self._collect())
-            accepted = self.gradients.are_accepted(stats)
-            if stats.found_inf and not accepted:
-                return StepResult(update_successful=False, grad_norm=None, num_zeros_in_grad=None)
-            successful = accepted and self.step_with_ready_grads()
-        mixed = any(part.precision.is_mixed for part in self.parts)
-        norm, zeros = (0.0, 0) if mixed else (None, None)  # stand for what was not asked for
-        if self.gradients.unread is not None:
-            return UnreadStepResult.of(self.gradients.unread, norm, zeros)
-        counted = stats.zeros if self.config.log_num_zeros_in_grad else zeros
-        return StepResult(successful, stats.norms.get(None, norm), counted)
+            return self.pipeline.step()
 
-    def _collect(self) -> torch.Tensor | None:
-        refused: MegaoptError | None = None
-        replicas = self.replicas
-        try:
-            self._check_settings()
-        except MegaoptError as error:
-            if replicas is None:
-                raise
-            refused = error  # raised when the other ranks have heard of it
-        self.gradients.when_written = None
-        if replicas is not None and self._has_compared:
-            when = "since somebody wrote to the model"
-            self.gradients.when_written = partial(replicas.require_equal, self, when)
-        elif replicas is not None:
-            replicas.require_equal(self, "before the first step", first=True)
-            self._has_compared = True
-        refused = refused or self._look()
-        self.twins.fold_grads()
-        found = self.gradients.collect(refused)
-        if replicas is not None:
-            self.gradients.refuse(partial(replicas.before_step, self))
-        self.has_cleared = False
-        elsewhere = replicas is not None and replicas.have_gradients
-        self.gradients.is_empty = not (elsewhere or any(map(has_gradient, self.names)))
-        return found
+    def join_late_params(self) -> None:
+        """Look at what trains now and who reduces its gradients, and step what has begun to train.
 
-    def _check_settings(self) -> None:
-        """Look at what was written into any group before the first is stepped."""
+        Raises:
+            MegaoptError: some of it cannot be stepped.
+        """
+        if self.late is not None:
+            self.late.settle()
+
+    def check_settings(self) -> None:
+        """Look at the settings of all groups before the first of them is stepped.
+
+        Raises:
+            ConfigurationError: a group holds a value that no setting could have.
+            UnsupportedOperationError: groups or their parameters were exchanged by hand.
+        """
         groups = [group for part in self.parts for group in part.groups]
         follow_last(groups)
         if list(map(id, groups)) != list(map(id, self.param_groups)):
@@ -258,25 +235,17 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.check_settings()
 
-    def _look(self) -> MegaoptError | None:
-        """Look at what trains now and who reduces its gradients; return why some of it cannot be stepped."""
-        try:
-            if self.late is not None:
-                self.late.settle()
-        except MegaoptError as error:
-            return error
-        return None
-
     @_disable_dynamo
     @torch.no_grad()
     def prepare_grads(self) -> bool:
         """Collect, unscale and check gradients: the first half of :meth:`step`.
 
         Returns:
-            Whether a gradient is not finite on some rank (always False in fp32); then this step must be given up.
+            Whether the step was given up: a gradient is not finite on some rank (in mixed precision), or an observer's
+            vote has stopped it.
         """
         with self.step_lock:
-            return not self.gradients.are_finite(self._collect())
+            return self.pipeline.prepare()
 
     @_disable_dynamo
     @torch.no_grad()
@@ -288,38 +257,16 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
         Raises:
             ConfigurationError: a group holds a value that no setting could have; nothing has changed.
+            UnsupportedOperationError: :meth:`prepare_grads` was not called before.
         """
-        self._check_settings()
         with self.step_lock:
-            for number, part in enumerate(self.parts):
-                try:
-                    part.step()
-                except BaseException as error:
-                    if number or not isinstance(error, MegaoptError):
-                        error.add_note(self._taken_by_some(number))
-                    raise
-                if part.overlapped is None:
-                    self._start_sync(part)
-            self._finish_sync()
+            self.pipeline.step_with_ready()
         return True
 
-    def _taken_by_some(self, stopped: int) -> str:
-        *before, name = [type(part.inner).__name__ for part in self.parts[: stopped + 1]]
-        taken = f"{', '.join(before)} had taken it, and " if before else ""
-        return (
-            f"The step stopped in {name}: {taken}{name} may have taken it for some of its parameters. "
-            "The next step goes on from there; load a checkpoint to go on as if there had been none."
-        )
-
-    def _start_sync(self, part: OptimizerPart) -> None:
+    def start_param_sync(self, part: OptimizerPart) -> None:
         """Begin to bring parameters to the ranks that need them; those of one part travel while the next steps."""
         with stage(self.config, "params-all-gather"):
             part.sharded.start_param_sync()
-
-    def _finish_sync(self) -> None:
-        self.finish_param_sync()
-        for part in self.parts:
-            part.record_writes()
 
     @_disable_dynamo
     def finish_param_sync(self) -> None:
@@ -332,12 +279,15 @@ class MegatronOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def get_grad_norm(self) -> float:
         """Return the L2 norm of the collected gradients over all ranks that hold a part of the model."""
-        return self.gradients.norm()
+        return self.pipeline.measure_norms()
 
     @property
     def grad_norms(self) -> Mapping[str | None, float]:
         """The norms that were measured last, the main one under None."""
-        return self.gradients.norms
+        pipeline = self.pipeline
+        if pipeline.norms is not None:
+            return pipeline.norms
+        return {} if pipeline.last is None else pipeline.last.norms
 
     @_disable_dynamo
     @torch.no_grad()
@@ -353,13 +303,13 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigurationError: `clip_grad` is no number of at least 0.
         """
-        return self.gradients.clip(clip_grad)
+        return self.pipeline.clip(clip_grad)
 
     @_disable_dynamo
     @torch.no_grad()
     def count_zeros(self) -> int:
         """Return how many elements of the collected gradients are zero, duplicates not counted."""
-        return self.gradients.zeros()
+        return self.pipeline.count_zeros()
 
     def has_grad_norm_group(self, grad_norm_group: str) -> bool:
         """Return whether any rank has parameters of a separate norm.
@@ -374,11 +324,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
     @property
     def grad_scaler(self) -> MegatronGradScaler | None:
         """The loss scaler; None: gradients are not scaled."""
-        return self.gradients.scaler
+        return self.pipeline.scaler
 
     @grad_scaler.setter
     def grad_scaler(self, scaler: MegatronGradScaler | None) -> None:
-        self.gradients.scaler = scaler
+        self.pipeline.scaler = scaler
 
     def get_loss_scale(self) -> torch.Tensor:
         """Return the loss scale, an fp32 tensor of one element on the parameters' device; 1 where nothing scales."""
@@ -404,6 +354,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def group_checks(self) -> list[GroupChecks]:
         """For every public group, what its values may be."""
         return [part.checks for part in self.parts for _ in part.groups]
+
+    @property
+    def observers(self) -> Observers:
+        """The observers of its steps; none where it is stepped as a part of another."""
+        return self.pipeline.observers
 
     def get_parameters(self) -> list[torch.nn.Parameter]:
         """Return every model parameter that this optimizer steps on this rank."""
@@ -439,6 +394,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         self.names, self.twins, self.routing = names, Twins(twins), routing
         self.refresh_state()
+        self.pipeline.parts_changed()
 
     def refresh_state(self) -> None:
         """Show the state of parameters that were added or replaced."""
@@ -465,6 +421,45 @@ class MegatronOptimizer(torch.optim.Optimizer):
             start_main_value(self, param, value)
         for part in self.parts:
             part.writes.record()
+        self.observers.changed(Change.RELOADED)
+
+    @torch.no_grad()
+    def take_over(self, names: Collection[str] = (), *, together: bool = False) -> None:
+        """Bring values that somebody wrote to the model into what is kept of them elsewhere; a step does so by itself.
+
+        Step observers call it where they have found a write that no version counter tells of.
+
+        Args:
+            names: of the parameters to which somebody wrote.
+            together: bring values to pieces that need all ranks for it, too: all ranks call it then.
+        """
+        for part in self.parts:
+            part.writes.take_over(names)
+            if together:
+                part.writes.take_over_together()
+
+    @contextmanager
+    def changing(self, what: Change) -> Iterator[None]:
+        """Take over what somebody wrote to the model before the block; take its values for ours after it.
+
+        Args:
+            what: what the block does, for observers.
+        """
+        self.observers.changing(what)
+        self.take_over()
+        yield
+        for part in self.parts:
+            part.writes.record_own()
+        self.observers.changed(what)
+
+    def before_save(self) -> None:
+        """Let observers look at the state that is about to be saved; all ranks call it.
+
+        Raises:
+            MegaoptError: an observer refuses the save, or the last step, whose votes nobody had read.
+        """
+        self.pipeline.decide_pending()
+        self.observers.before_save()
 
     @_disable_dynamo
     def train(self, mode: bool = True) -> None:
@@ -486,13 +481,14 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             if hasattr(part.inner, name):
                 part.runner.require_restored(f"{name}()")
-        for part in self.parts:
-            part.writes.settle()
-        switched = [part.switch_mode(name) for part in self.parts]
-        if any(switched):
-            for part in self.parts:
-                self._start_sync(part)
-            self._finish_sync()
+        with self.changing(Change.MODE):
+            switched = [part.switch_mode(name) for part in self.parts]
+            if any(switched):
+                for part in self.parts:
+                    self.start_param_sync(part)
+                self.finish_param_sync()
+                for part in self.parts:
+                    part.record_writes()
 
     @_disable_dynamo
     @torch.no_grad()
@@ -508,6 +504,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.runner.offload(part)
             part.changes.forget()
+        self.observers.changed(Change.MOVED)
 
     @_disable_dynamo
     @torch.no_grad()
@@ -516,6 +513,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.runner.restore(part)
             part.changes.forget()
+        self.observers.changed(Change.MOVED)
 
     @_disable_dynamo
     def check(self, model: torch.nn.Module | Sequence[torch.nn.Module] | None = None) -> tuple[str, ...]:
@@ -535,9 +533,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         chunks = [model] if isinstance(model, torch.nn.Module) else model
         found = self._problems(chunks)
-        if self.replicas is None:
-            return found
-        return (*found, *self.replicas.differences(self, everything=True))
+        return (*found, *self.observers.check())
 
     def _problems(self, chunks: Sequence[torch.nn.Module] | None) -> tuple[str, ...]:
         """Return what no longer fits between this optimizer and its model."""
@@ -570,6 +566,15 @@ class MegatronOptimizer(torch.optim.Optimizer):
         if after_step and not any(part.changes.has_step for part in self.parts):
             raise UnsupportedOperationError("report(after_step=True): no step has been made yet")
         return build_report(self, after_step=after_step, full=full)
+
+    def step_notes(self) -> list[ReportLine]:
+        """Return the lines of step observers for a report, and one where several ranks step that nobody compares."""
+        lines = self.observers.report_lines()
+        are_compared = any(spec.rule == "equal" for spec in self.observers.vote_specs)
+        if takes_part(self.process_groups) and not are_compared:
+            text = f"not compared, and a refusal of one may not reach the others: pip install {GUARDS}"
+            lines.append(ReportLine("ranks", text))
+        return lines
 
     def named_state(self) -> NamedState:
         """Return the state by the names of parameters: what a library of checkpoints lists, reads and writes."""

@@ -12,10 +12,11 @@ from torch._compile import _disable_dynamo
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
-from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._between_steps.group_settings import start_groups
 from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
+from megaopt_core.optimizers._step.observers import Observers
 from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.plugin_api._observers import Change
 from megaopt_core.routing._routing import Routing
 
 __all__ = ["ChainedOptimizer"]
@@ -89,8 +90,9 @@ class ChainedOptimizer(MegatronOptimizer):
             routing=_joined_routing(children),
         )
         self.watched_model = children[0].watched_model
-        self.replicas = Replicas.of_all([child.replicas for child in children if child.replicas is not None])
         self.unused_settings = tuple(sorted({each for child in children for each in child.unused_settings}))
+        for child in children:
+            child.pipeline.observers = Observers()  # the chain is watched, not its children
 
     @property
     def children(self) -> tuple[MegatronOptimizer, ...]:
@@ -128,13 +130,17 @@ class ChainedOptimizer(MegatronOptimizer):
             found.update(dict.fromkeys(child.watched_model.problems(names)))
         return tuple(found)
 
-    def _look(self) -> MegaoptError | None:
+    def join_late_params(self) -> None:
         """Look at the models of the children, too, and step what has joined them."""
         if self.late is not None:
-            return super()._look()
+            super().join_late_params()
+            return
         refused: MegaoptError | None = None
         for child in self.chained_optimizers:
-            refused = refused or child._look()
+            try:
+                child.join_late_params()
+            except MegaoptError as error:
+                refused = refused or error
             self.parts += [part for part in child.parts if part not in self.parts]
             mine = set(map(id, self.param_groups))
             joined = [group for group in child.param_groups if id(group) not in mine]
@@ -143,7 +149,9 @@ class ChainedOptimizer(MegatronOptimizer):
         names = _names(self.chained_optimizers)
         if any(self.names.get(param) != name for param, name in names.items()):
             self.know(names, _twins(self.chained_optimizers), _joined_routing(self.chained_optimizers))
-        return refused
+            self.observers.changed(Change.JOINED)
+        if refused is not None:
+            raise refused
 
     def join(self, other: MegatronOptimizer) -> None:
         """Chain another optimizer, from now on.

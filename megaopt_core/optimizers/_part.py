@@ -159,7 +159,6 @@ class OptimizerPart:
         with stage(self.config, "optimizer-copy-to-main-grad"):
             self.sharded.collect_grads()
             self.precision.load_grads()
-            self.writes.look()
 
     def discard_grads(self) -> None:
         """Give up this step's gradients without stepping."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, override
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._gradients.unread import UnreadStats
+    from megaopt_core.optimizers._step.stats import StepStats
 
 __all__ = ["StepResult", "UnreadStepResult"]
 
@@ -31,10 +31,10 @@ class UnreadStepResult(StepResult):
     Unpacking, comparing and printing look at all of it.
     """
 
-    _stats: UnreadStats
+    _stats: StepStats
 
     @classmethod
-    def of(cls, stats: UnreadStats, norm: float | None, zeros: int | None) -> UnreadStepResult:
+    def of(cls, stats: StepStats, norm: float | None, zeros: int | None) -> UnreadStepResult:
         """Return the outcome.
 
         Args:

@@ -14,14 +14,11 @@ from megaopt_core.config._optimizer_config import require_config
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 from megaopt_core.execution._step_runner import StepRunner
 from megaopt_core.optimizers._base import MegatronOptimizer
-from megaopt_core.optimizers._between_ranks.alike import wrapped_alike
-from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._gradients.grad_scaler import ConstantGradScaler
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_of
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
-from megaopt_core.parallel._meeting import takes_part
 from megaopt_core.params._parts import is_dtensor, is_marked_expert
 from megaopt_core.params._shards import Shard, whole
 from megaopt_core.params._specs import Granularity
@@ -119,8 +116,6 @@ class _WrappedOptimizer(MegatronOptimizer):
         )
         self.unused_settings = unused_settings(Use(config, names))
         warn_of_unused(self.unused_settings)
-        if takes_part(pgs):
-            self.replicas = Replicas(pgs, wrapped_alike(optimizer, self, pgs))
         dump_config(config)
 
 

@@ -2,7 +2,15 @@
 
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey, ParamPredicate, ParamWithNamePredicate
-from megaopt_core.params._names import NamedParam, ParamOwner, named_modules, named_params, shown, unwrap
+from megaopt_core.params._names import (
+    NamedParam,
+    ParamOwner,
+    join,
+    named_modules,
+    named_params,
+    shown,
+    unwrap,
+)
 from megaopt_core.params._overrides import (
     OVERRIDE_FIELDS,
     ParamGroupOverride,
@@ -10,7 +18,7 @@ from megaopt_core.params._overrides import (
     param_group_override_to_tuple,
     validate_override,
 )
-from megaopt_core.params._parts import is_dtensor, is_marked_expert, local_tensor
+from megaopt_core.params._parts import LogicalPart, is_dtensor, is_marked_expert, local_tensor, logical_part
 from megaopt_core.params._roles import Doubt, Role, RoleDecision
 from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, intersect, numel_of, whole
 from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamInfo, ParamSpec, PeerGroup
@@ -26,6 +34,7 @@ __all__ = [
     "Doubt",
     "Fused",
     "Granularity",
+    "LogicalPart",
     "MatrixView",
     "MatrixWindow",
     "NamedParam",
@@ -46,7 +55,9 @@ __all__ = [
     "intersect",
     "is_dtensor",
     "is_marked_expert",
+    "join",
     "local_tensor",
+    "logical_part",
     "named_modules",
     "named_params",
     "numel_of",

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING
 from megaopt_core import resolve_lazily
 from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.plugin_api._hookspecs import hookimpl
+from megaopt_core.plugin_api._observers import (
+    Change,
+    ReportLine,
+    StepNumbers,
+    StepObserver,
+    StepOutcome,
+    VoteSpec,
+)
 from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
 from megaopt_core.plugin_api._schedule_style import AfterDecay, ScheduleStyle
 
 if TYPE_CHECKING:
+    from megaopt_core.plugin_api._declared_state import DeclaredState, StateKind
     from megaopt_core.plugin_api._entries import (
         ConfigToKwargs,
         GranularityRule,
@@ -32,19 +41,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AfterDecay",
+    "Change",
     "Commands",
     "ConfigToKwargs",
+    "DeclaredState",
     "GranularityRule",
     "InitState",
     "LearningRatePoint",
     "MupRule",
     "OptimizerEntry",
+    "ReportLine",
     "ScheduleStyle",
     "SharedState",
     "SplitRefusal",
     "SplitStepFactory",
+    "StateKind",
+    "StepNumbers",
+    "StepObserver",
+    "StepOutcome",
     "StoredParam",
     "StoredRouting",
+    "VoteSpec",
     "WeightDecayPoint",
     "dense_gradient",
     "hookimpl",
@@ -58,10 +75,12 @@ _HOME = {
     "SplitRefusal": "_entries",
     "GranularityRule": "_entries",
     "ConfigToKwargs": "_entries",
+    "DeclaredState": "_declared_state",
     "InitState": "_entries",
     "MupRule": "_entries",
     "OptimizerEntry": "_entries",
     "SplitStepFactory": "_entries",
+    "StateKind": "_declared_state",
     "StoredParam": "_stored_routing",
     "StoredRouting": "_stored_routing",
     "dense_gradient": "_optimizer_checks",

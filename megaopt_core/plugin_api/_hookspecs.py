@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from megaopt_core.params._views import MatrixView
     from megaopt_core.plugin_api._commands import Commands
     from megaopt_core.plugin_api._entries import OptimizerEntry
+    from megaopt_core.plugin_api._observers import StepObserver
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
     from megaopt_core.plugin_api._shared_state import SharedState
     from megaopt_core.plugin_api._stored_routing import StoredRouting
@@ -47,6 +48,7 @@ __all__ = [
     "megaopt_sharding_strategies",
     "megaopt_shared_state",
     "megaopt_state_codes",
+    "megaopt_step_observers",
     "megaopt_step_runner",
     "megaopt_stored_routing",
 ]
@@ -183,6 +185,21 @@ def megaopt_state_codes() -> Mapping[str, Decoder]:  # type: ignore[empty-body]
 
     Returns:
         `{name: decoder}`; a decoder takes a `StoredSlice` and returns its values in fp32, flat.
+    """
+
+
+@hookspec
+def megaopt_step_observers(optimizer: torch.optim.Optimizer) -> Sequence[StepObserver]:  # type: ignore[empty-body]
+    """Offer what watches the steps of an optimizer and can stop them.
+
+    Asked once for the optimizer whose `step` is called, when it is complete; a chain drops the observers of its
+    children. Every rank gives observers with the same votes, in the same order.
+
+    Args:
+        optimizer: a `MegatronOptimizer`, built or wrapped by hand.
+
+    Returns:
+        New observers; empty: the plugin has nothing to watch here.
     """
 
 

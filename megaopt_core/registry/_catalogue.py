@@ -13,6 +13,7 @@ from megaopt_core.errors import MovedNameError, warn_user
 __all__ = [
     "CHECKPOINT_READER",
     "DEFAULT_OPTIMIZER",
+    "GUARDS",
     "LEFT_NAMES",
     "OPTIMIZERS",
     "PRECISION_AWARE",
@@ -39,6 +40,9 @@ ROLE_READER = "megaopt-roles"
 
 CHECKPOINT_READER = "megaopt-checkpoint"
 """The distribution that reads checkpoints."""
+
+GUARDS = "megaopt-guards"
+"""The distribution whose step observers compare ranks."""
 
 STEP_RUNNER = "megaopt-device"
 """The distribution that runs inner steps otherwise than in place."""

@@ -17,16 +17,23 @@ if TYPE_CHECKING:
         shown_rate,
         table_with_reasons,
     )
+    from megaopt_core.reporting._changes import Samples, Values, any_differ, differing_owners, spread
     from megaopt_core.reporting._report import OptimizerReport, ParamRow, PartRow
     from megaopt_core.reporting._text_table import fitted_table, format_table, wrapped
     from megaopt_core.reporting._unused_settings import settings_without_effect
+    from megaopt_core.reporting._watched_model import NamedChunk
 
 __all__ = [
     "Alike",
+    "NamedChunk",
     "OptimizerReport",
     "ParamRow",
     "PartRow",
+    "Samples",
+    "Values",
     "alike",
+    "any_differ",
+    "differing_owners",
     "fitted_table",
     "format_table",
     "name_pattern",
@@ -34,16 +41,22 @@ __all__ = [
     "settings_without_effect",
     "shown_count",
     "shown_rate",
+    "spread",
     "table_with_reasons",
     "wrapped",
 ]
 
 _HOME = {
     "Alike": "_alike",
+    "NamedChunk": "_watched_model",
     "OptimizerReport": "_report",
     "ParamRow": "_report",
     "PartRow": "_report",
+    "Samples": "_changes",
+    "Values": "_changes",
     "alike": "_alike",
+    "any_differ": "_changes",
+    "differing_owners": "_changes",
     "fitted_table": "_text_table",
     "format_table": "_text_table",
     "name_pattern": "_alike",
@@ -51,6 +64,7 @@ _HOME = {
     "settings_without_effect": "_unused_settings",
     "shown_count": "_alike",
     "shown_rate": "_alike",
+    "spread": "_changes",
     "table_with_reasons": "_alike",
     "wrapped": "_text_table",
 }

@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 
 from megaopt_core.errors import BrokenPluginWarning, PluginError, warn_user
+from megaopt_core.plugin_api._observers import ReportLine
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._report import OptimizerReport, ParamRow, PartRow
 from megaopt_core.sharding._split_step import Travel
@@ -39,6 +40,9 @@ class ReportedOptimizer(StatefulOptimizer, Protocol):
 
     unused_settings: tuple[str, ...]
     """Sentences about settings that change nothing."""
+
+    def step_notes(self) -> Sequence[ReportLine]:
+        """Return lines of what watches its steps."""
 
 
 def _plugin_of(optimizer: str | None) -> str:
@@ -104,7 +108,7 @@ def build_report(optimizer: ReportedOptimizer, *, after_step: bool, full: bool =
     # A report is often made on one rank alone: nothing that needs the others is asked.
     problems = optimizer.watched_model.problems(optimizer.names)
     unused = (*optimizer.unused_settings, *_unused_in_parts(optimizer))
-    return OptimizerReport(ordered, parts, unused, problems, readers, full)
+    return OptimizerReport(ordered, parts, unused, problems, readers, optimizer.step_notes(), full)
 
 
 def _unused_in_parts(optimizer: ReportedOptimizer) -> list[str]:

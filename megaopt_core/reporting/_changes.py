@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from attrs import define, field
 
 from megaopt_core.parallel._digest import digest_of_each
 
-__all__ = ["SAMPLE", "ChangeRecord", "Samples", "Values", "any_differ", "differing_owners", "spread"]
+__all__ = [
+    "SAMPLE",
+    "Address",
+    "ChangeRecord",
+    "Samples",
+    "Values",
+    "addresses",
+    "any_differ",
+    "differing_owners",
+    "spread",
+]
 
 SAMPLE = 16
 """Values of each tensor that are compared in steps where not all are."""
@@ -79,12 +90,16 @@ class _Digests:
         return set()
 
 
-def _addresses(watched: Sequence[Sequence[torch.Tensor]]) -> list[_Address]:
-    tensors = list(chain.from_iterable(watched))
+def addresses(tensors: Sequence[torch.Tensor]) -> list[Address]:
+    """Return where the memory of tensors begins, and their strides.
+
+    Args:
+        tensors: any tensors of strided memory.
+    """
     return list(zip(map(torch.Tensor.data_ptr, tensors), map(torch.Tensor.stride, tensors), strict=True))
 
 
-type _Address = tuple[int, tuple[int, ...]]
+type Address = tuple[int, tuple[int, ...]]
 """Where a tensor's memory begins, and its strides."""
 
 
@@ -101,7 +116,7 @@ class Samples:
 
     whole: int = 0
     owners: dict[_Kind, list[int]] = field(factory=dict, init=False)
-    _addresses: list[_Address] = field(factory=list)
+    _addresses: list[Address] = field(factory=list)
     _views: dict[_Kind, list[torch.Tensor]] = field(factory=dict)
 
     def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
@@ -110,9 +125,9 @@ class Samples:
         Args:
             watched: the tensors of each owner.
         """
-        addresses = _addresses(watched)
-        if addresses != self._addresses:
-            self._addresses, self._views, self.owners = addresses, {}, {}
+        places = addresses(list(chain.from_iterable(watched)))
+        if places != self._addresses:
+            self._addresses, self._views, self.owners = places, {}, {}
             for owner, tensors in enumerate(watched):
                 for tensor in tensors:
                     view = _line(tensor) if tensor.numel() <= self.whole else None
@@ -137,7 +152,7 @@ class Samples:
             watched: the same tensors.
         """
         owners = [owner for owner, tensors in enumerate(watched) for _ in tensors]
-        triples = zip(owners, self._addresses, _addresses(watched), strict=True)
+        triples = zip(owners, self._addresses, addresses(list(chain.from_iterable(watched))), strict=True)
         return {owner for owner, before, now in triples if before != now}
 
 
@@ -154,21 +169,21 @@ def any_differ(before: Values, now: Values) -> torch.Tensor | None:
     return torch.stack([flag.to(flags[0].device) for flag in flags]).any()
 
 
-def differing_owners(samples: Samples, before: Values, now: Values) -> set[int]:
+def differing_owners(owners: Mapping[Any, Sequence[int]], before: Values, now: Values) -> set[int]:
     """Return the owners of values whose bits differ; the host waits for the device.
 
     Args:
-        samples: what read them.
+        owners: whose each of the values is, as :class:`Samples` says.
         before: what was read first.
         now: what was read later, of the same memory.
     """
     found: set[int] = set()
-    for kind, owners in samples.owners.items():
+    for kind, of_values in owners.items():
         differ = _as_bits(before[kind]) != _as_bits(now[kind])
         if bool(differ.any()):
             last = differ.dim() - 1
             by_value = differ.any(dim=last) if last else differ  # complex values are pairs
-            found |= {owner for owner, differs in zip(owners, by_value.tolist(), strict=True) if differs}
+            found |= {owner for owner, differs in zip(of_values, by_value.tolist(), strict=True) if differs}
     return found
 
 

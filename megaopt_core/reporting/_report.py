@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from attrs import asdict, field, frozen
 
+from megaopt_core.plugin_api._observers import ReportLine
 from megaopt_core.reporting._report_text import WIDTH, full_text, short_text, summary_table
 
 __all__ = ["OptimizerReport", "ParamRow", "PartRow"]
@@ -102,6 +103,7 @@ class OptimizerReport:
         unused_settings: settings that were given and change nothing here, each with the reason.
         problems: what no longer fits between the optimizer and its model.
         readers: distributions and versions of the plugins that read roles from the model.
+        notes: lines of step observers, and whether ranks are compared.
         full: `str()` has a row for every parameter, with all that is known of it.
     """
 
@@ -110,6 +112,7 @@ class OptimizerReport:
     unused_settings: Sequence[str] = ()
     problems: Sequence[str] = ()
     readers: Sequence[str] = ()
+    notes: Sequence[ReportLine] = ()
     full: bool = field(default=False, eq=False)
 
     def to_json(self) -> str:

@@ -148,6 +148,10 @@ def _remarks(report: OptimizerReport, width: int) -> str:
     text = ""
     if report.readers:
         text += f"\n\nroles read by {', '.join(report.readers)}"
+    if report.notes:
+        text += "\n\n" + "\n".join(
+            "\n".join(wrapped(f"{note.name}: {note.text}", width)) for note in report.notes
+        )
     if report.unused_settings:
         text += "\n\nsettings that change nothing here:"
         text += "".join(f"\n  {sentence}" for sentence in report.unused_settings)

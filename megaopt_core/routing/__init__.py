@@ -1,6 +1,12 @@
 """Which optimizer, group and strategy every parameter gets, and why."""
 
-from megaopt_core.routing._agreement import names_of_several, stages_of_names, wrong_names
+from megaopt_core.routing._agreement import (
+    names_of_several,
+    plain_words,
+    settings_alike,
+    stages_of_names,
+    wrong_names,
+)
 from megaopt_core.routing._groups import ChildSpec, GroupKey, GroupSpec
 from megaopt_core.routing._overrides.from_config import (
     get_mup_config_overrides,
@@ -57,9 +63,11 @@ __all__ = [
     "matrix_like_overrides",
     "names_of_several",
     "output",
+    "plain_words",
     "register_matrix_view",
     "route",
     "scaled_learning_rate",
+    "settings_alike",
     "stages_of_names",
     "stated",
     "target_of",

@@ -9,9 +9,10 @@ from megaopt_core.sharding._layout import (
     Peers,
     PerBufferParamLayout,
     PieceSpec,
+    PlannedRouting,
     World,
 )
-from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of
+from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of, has_gradient
 from megaopt_core.sharding._protocol import (
     OverlappedParams,
     ParamLayout,
@@ -21,7 +22,14 @@ from megaopt_core.sharding._protocol import (
 )
 from megaopt_core.sharding._replicated import Replicated, ReplicatedParams
 from megaopt_core.sharding._split_step import Exchange, Sent, SplitStep, StatefulSplitStep, Travel
-from megaopt_core.sharding._wrapped import ReducedBy, WrappedModel, finish_grad_sync, wrappers_of
+from megaopt_core.sharding._wrapped import (
+    ReducedBy,
+    WrappedModel,
+    finish_grad_sync,
+    known_wrappers,
+    reducer_of,
+    wrappers_of,
+)
 
 __all__ = [
     "BufferKey",
@@ -35,6 +43,7 @@ __all__ = [
     "PerBufferParamLayout",
     "Piece",
     "PieceSpec",
+    "PlannedRouting",
     "ReducedBy",
     "Replicated",
     "ReplicatedParams",
@@ -51,5 +60,8 @@ __all__ = [
     "cut_of",
     "finish_grad_sync",
     "gradient_of",
+    "has_gradient",
+    "known_wrappers",
+    "reducer_of",
     "wrappers_of",
 ]

@@ -11,6 +11,7 @@ from attrs import field, frozen
 from megaopt_core.errors import StateDictError
 from megaopt_core.execution._placeholders import is_placeholder
 from megaopt_core.params._shards import Shard
+from megaopt_core.plugin_api._observers import Change
 from megaopt_core.state._fitting import fits
 
 if TYPE_CHECKING:
@@ -126,10 +127,9 @@ class NamedState:
                     f"state {part.key!r} of {part.name!r} is {part.read()!r} here and cannot become {value!r}",
                     names=[part.name],
                 )
-        for each in self.optimizer.parts:
-            each.writes.settle()  # the model may have been loaded by somebody else
-        for part, value in pairs:
-            is_whole = part.is_elementwise and part._kept.is_param and part._kept.piece.holds(part.key)
-            part._kept.write(part.key, value.reshape(part._kept.piece.stepped.shape) if is_whole else value)
-        for each in self.optimizer.parts:
-            each.writes.record_own()
+        with self.optimizer.changing(Change.LOADED):  # the model may have been loaded by somebody else
+            for part, value in pairs:
+                is_whole = part.is_elementwise and part._kept.is_param and part._kept.piece.holds(part.key)
+                part._kept.write(
+                    part.key, value.reshape(part._kept.piece.stepped.shape) if is_whole else value
+                )

@@ -10,6 +10,7 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core.errors import StateDictError
+from megaopt_core.plugin_api._observers import Change
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._fitting import (
     load_or_restore,
@@ -306,11 +307,8 @@ class _Plan:
             for step in reversed(undo):
                 step()
             raise
-        with torch.no_grad():
-            for part in self.optimizer.parts:
-                part.writes.settle()  # the model may have been loaded by somebody else
+        with torch.no_grad(), self.optimizer.changing(Change.LOADED):
+            # The model may have been loaded by somebody else.
             for write in self.writes:
                 write()
-            for part in self.optimizer.parts:
-                part.writes.record_own()
         self.groups.warn()

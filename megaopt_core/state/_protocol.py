@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,20 +12,11 @@ from megaopt_core.execution._inner_part import InnerPart
 
 if TYPE_CHECKING:
     from megaopt_core.config._group_values import GroupChecks
+    from megaopt_core.plugin_api._observers import Change
     from megaopt_core.routing._routing import Routing
     from megaopt_core.sharding._protocol import ShardedParams
 
-__all__ = ["NamedPieces", "Record", "StatefulOptimizer"]
-
-
-class Record(Protocol):
-    """Knows the values that were last written into the model, and so notices those of somebody else."""
-
-    def settle(self) -> None:
-        """Take over what somebody has written since."""
-
-    def record_own(self) -> None:
-        """Take the present values for those that were written, but for what only all ranks can bring to pieces."""
+__all__ = ["NamedPieces", "StatefulOptimizer"]
 
 
 class NamedPieces(InnerPart, Protocol):
@@ -45,10 +37,6 @@ class NamedPieces(InnerPart, Protocol):
     @property
     def changes(self) -> Any:
         """What its last step has changed: `has_step` says whether there was one."""
-
-    @property
-    def writes(self) -> Record:
-        """Which values of the model are ours."""
 
 
 class StatefulOptimizer(Protocol):
@@ -92,6 +80,9 @@ class StatefulOptimizer(Protocol):
 
     bounds_before_load: list[dict[str, Any]] | None
     """The schedule's settings of the groups before a load, when no scheduler was there."""
+
+    def changing(self, what: Change) -> AbstractContextManager[None]:
+        """Take over what somebody wrote to the model before the block; take its values for ours after it."""
 
     grad_scaler: Any
     """The loss scaler, which has a state dict; None where nothing scales."""

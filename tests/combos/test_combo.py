@@ -29,8 +29,8 @@ COMBOS = {
     "adam": {"adam", "testing"},
     "adam-distributed": {"adam", "distributed", "testing"},
     "muon-only": {"adam", "muon", "roles"},
-    "muon-layerwise": {"adam", "checkpoint", "distributed", "layerwise", "muon", "roles"},
-    "soap-distributed": {"adam", "checkpoint", "distributed", "roles", "soap"},
+    "muon-layerwise": {"adam", "checkpoint", "distributed", "guards", "layerwise", "muon", "roles"},
+    "soap-distributed": {"adam", "checkpoint", "distributed", "guards", "roles", "soap"},
     "device": {
         "adam",
         "checkpoint",
@@ -43,6 +43,7 @@ COMBOS = {
         "soap",
         "testing",
     },
+    "guards": {"testing"},
     "lion": {"adam", "lion", "testing"},
     "lowbit": {"testing"},
     "muon": {"adam", "muon", "roles", "testing"},
@@ -83,7 +84,9 @@ def test_only_the_plugins_of_the_environment_are_installed() -> None:
     """No plugin comes in unasked, and none is left out: the matrix tests what it says that it tests."""
     installed = {point.name: point.dist.name for point in entry_points(group="megaopt") if point.dist}
     expected = {"core", *COMBOS[_combo()]}
-    expected |= {"checkpoint", "lowbit"} if "testing" in expected else set()  # the kit requires them
+    expected |= (
+        {"checkpoint", "guards", "lowbit"} if "testing" in expected else set()
+    )  # the kit requires them
     assert installed == {name: f"megaopt-{name}" for name in expected}
     asked = {line for name in installed.values() for line in requires(name) or () if "extra ==" not in line}
     ours = {re.split(r"[^\w-]", line)[0] for line in asked if line.startswith("megaopt-")}

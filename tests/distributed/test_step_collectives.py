@@ -121,24 +121,24 @@ MATRIX = {"all_to_all_single": 2}
 
 # Of each rank: all-reduces by precision, without and with clipping. Over the ranks together: what parameters cost.
 EXPECTED: dict[tuple[str, str, int, int], tuple[dict[str, tuple[int, int]], list[dict[str, int]]]] = {
-    ("adam", "replicated", 2, 1): ({"fp32": (1, 1), "bf16": (2, 2), "fp16": (2, 2)}, [{}] * 2),
-    ("adam", "replicated", 2, 2): ({"fp32": (0, 1), "bf16": (2, 2), "fp16": (1, 2)}, [{}] * 2),
-    ("adam", "replicated", 4, 2): ({"fp32": (1, 2), "bf16": (4, 4), "fp16": (3, 4)}, [{}] * 4),
-    ("adam", "distributed", 2, 1): ({"fp32": (2, 2), "bf16": (3, 3), "fp16": (3, 3)}, [PAIR] * 2),
-    ("adam", "distributed", 4, 2): ({"fp32": (2, 2), "bf16": (4, 4), "fp16": (4, 4)}, [PAIR] * 4),
-    ("adam", "layer_wise", 2, 1): ({"fp32": (2, 2), "bf16": (3, 3), "fp16": (3, 3)}, [PAIR] * 2),
-    ("adam", "layer_wise", 4, 2): ({"fp32": (2, 2), "bf16": (4, 4), "fp16": (4, 4)}, [PAIR] * 4),
-    ("adam", "fsdp", 2, 1): ({"fp32": (2, 2), "bf16": (3, 3), "fp16": (3, 3)}, [{}] * 2),
-    ("muon", "replicated", 2, 1): ({"fp32": (1, 1), "bf16": (2, 2)}, [{}] * 2),
-    ("muon", "replicated", 2, 2): ({"fp32": (0, 1), "bf16": (2, 2)}, [{}] * 2),
-    ("muon", "replicated", 4, 2): ({"fp32": (1, 2), "bf16": (4, 4)}, [{}] * 4),
-    ("muon", "layer_wise", 2, 1): ({"fp32": (2, 2), "bf16": (3, 3)}, [{"irecv": 2, "isend": 2}] * 2),
+    ("adam", "replicated", 2, 1): ({"fp32": (1, 1), "bf16": (1, 1), "fp16": (1, 1)}, [{}] * 2),
+    ("adam", "replicated", 2, 2): ({"fp32": (1, 1), "bf16": (1, 1), "fp16": (1, 1)}, [{}] * 2),
+    ("adam", "replicated", 4, 2): ({"fp32": (2, 2), "bf16": (2, 2), "fp16": (2, 2)}, [{}] * 4),
+    ("adam", "distributed", 2, 1): ({"fp32": (1, 2), "bf16": (1, 2), "fp16": (1, 2)}, [PAIR] * 2),
+    ("adam", "distributed", 4, 2): ({"fp32": (2, 2), "bf16": (2, 2), "fp16": (2, 2)}, [PAIR] * 4),
+    ("adam", "layer_wise", 2, 1): ({"fp32": (1, 2), "bf16": (1, 2), "fp16": (1, 2)}, [PAIR] * 2),
+    ("adam", "layer_wise", 4, 2): ({"fp32": (2, 2), "bf16": (2, 2), "fp16": (2, 2)}, [PAIR] * 4),
+    ("adam", "fsdp", 2, 1): ({"fp32": (1, 2), "bf16": (1, 2), "fp16": (1, 2)}, [{}] * 2),
+    ("muon", "replicated", 2, 1): ({"fp32": (1, 1), "bf16": (1, 1)}, [{}] * 2),
+    ("muon", "replicated", 2, 2): ({"fp32": (1, 1), "bf16": (1, 1)}, [{}] * 2),
+    ("muon", "replicated", 4, 2): ({"fp32": (2, 2), "bf16": (2, 2)}, [{}] * 4),
+    ("muon", "layer_wise", 2, 1): ({"fp32": (1, 2), "bf16": (1, 2)}, [{"irecv": 2, "isend": 2}] * 2),
     # The two ranks that own the cut matrix bring it together and back.
     ("muon", "layer_wise", 4, 2): (
-        {"fp32": (2, 2), "bf16": (4, 4)},
+        {"fp32": (2, 2), "bf16": (2, 2)},
         [*[{"irecv": 2, "isend": 2}] * 2, *[{"irecv": 2, "isend": 2, **MATRIX}] * 2],
     ),
-    ("muon", "fsdp", 2, 1): ({"fp32": (2, 2), "bf16": (3, 3)}, [MATRIX] * 2),
+    ("muon", "fsdp", 2, 1): ({"fp32": (1, 2), "bf16": (1, 2)}, [MATRIX] * 2),
 }
 
 

@@ -15,11 +15,12 @@ pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "megaopt_core"
 
-CORE_LINES = 15_652
+CORE_LINES = 15_570
 """Lines of code of the core when it was last made smaller; whoever makes it smaller lowers this."""
 
-ALL_LINES = 46_000
-"""Lines of code of the core and all plugins then."""
+ALL_LINES = 47_000
+"""Lines of code of the core and all plugins: 46,000 when code began to leave the core, and 1,000 for runs that
+resume and share ranks, and for suggested learning rates."""
 
 MARGIN = 300
 """Lines that the core may grow by before something else has to leave it."""
@@ -30,7 +31,6 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 LONG_FILES = {"megaopt_core/errors.py", "megaopt_core/optimizers/_base.py"}
 LONG_FUNCTIONS = {
     "megaopt_core/optimizers/_building/builder.py:build",
-    "megaopt_core/optimizers/_wrappers.py:__init__",
     "megaopt_core/routing/_one_rank.py:route_this_rank",
     "plugins/megaopt-muon/src/megaopt_muon/adaptive.py:__init__",
     "plugins/megaopt-muon/src/megaopt_muon/muon.py:__init__",

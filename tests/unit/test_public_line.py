@@ -119,7 +119,8 @@ INSIDE = {
     ("Comparison", "_Key"), ("MegatronOptimizer", "GroupChecks"), ("OptimizerPart", "ChangeRecord"),
     ("OptimizerPart", "Counting"), ("OptimizerPart", "ForeignWrites"), ("OptimizerPart", "GroupChecks"),
     ("OptimizerPart", "GroupSettings"), ("buffers_alike", "_Buffers"),
-    ("StatefulOptimizer", "GroupChecks"), ("NamedPieces", "Record"),
+    ("StatefulOptimizer", "GroupChecks"), ("MegatronOptimizer", "Observers"),
+    ("known_wrappers", "FoundWrapper"), ("Samples", "_Kind"),
 }  # fmt: skip
 
 

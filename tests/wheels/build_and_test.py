@@ -158,6 +158,7 @@ FEW = {
         "megaopt-fsdp",
         "megaopt-layerwise",
         "megaopt-distributed",
+        "megaopt-guards",
         "megaopt-checkpoint",
     },
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,15 +10,11 @@ from attrs import define, field
 
 from megaopt_core.params._parts import is_dtensor
 from megaopt_core.precision._policy import PrecisionPolicy
-from megaopt_core.reporting._changes import Samples, Values, any_differ, differing_owners
+from megaopt_core.reporting._changes import Address, addresses
 from megaopt_core.sharding._live_model import Piece
 from megaopt_core.sharding._protocol import ShardedParams
 
-__all__ = ["WHOLE", "ForeignWrites", "StepWrites"]
-
-WHOLE = 4096
-"""Values up to which all of a tensor are compared: what that costs is lost beside the kernels of its step."""
-
+__all__ = ["ForeignWrites", "StepWrites"]
 
 type _Tensors = list[list[torch.Tensor]]
 
@@ -29,64 +25,51 @@ class _Watch:
 
     Args:
         counted: those whose version counters tell of writes.
-        watched: those whose values are compared.
-        flag: on the device: whether a value differed in the last :meth:`look`; None: nobody has looked.
-        is_counted: whether a version counter told of a write then.
+        placed: those whose memory may be exchanged.
     """
 
     counted: _Tensors = field(factory=list)
-    watched: _Tensors = field(factory=list)
-    flag: torch.Tensor | None = field(default=None, init=False)
-    is_counted: bool = field(default=False, init=False)
+    placed: _Tensors = field(factory=list)
     _versions: list[list[int]] = field(factory=list, init=False)
-    _samples: Samples = field(factory=lambda: Samples(WHOLE), init=False)
-    _before: Values = field(factory=dict, init=False)
-    _now: Values = field(factory=dict, init=False)
+    _places: list[list[Address]] = field(factory=list, init=False)
 
     def record(self) -> None:
-        """Remember the present values."""
-        self._versions, self.is_counted = self._present_versions(), False
-        self._before = self._samples.read(self.watched)
-        self._now, self.flag = {}, None
+        """Remember the present versions and places."""
+        self._versions, self._places = self._present_versions(), self._present_places()
 
-    def look(self) -> None:
-        """Compare with them, on the device but for version counters."""
-        self.is_counted = self._present_versions() != self._versions
-        self._now = self._samples.read_again(self.watched)
-        self.flag = any_differ(self._before, self._now)
+    @property
+    def is_counted(self) -> bool:
+        """Whether a version counter tells of a write."""
+        return self._present_versions() != self._versions
 
-    def written(self, differs: bool) -> set[int]:
-        """Return the owners to whose tensors somebody wrote, or gave other memory.
+    @property
+    def differs(self) -> bool:
+        """Whether a version counter tells of a write, or a tensor has other memory."""
+        return self.is_counted or self._present_places() != self._places
 
-        Args:
-            differs: what the flag says.
-        """
-        pairs = enumerate(zip(self._present_versions(), self._versions, strict=True))
-        found = {at for at, (now, before) in pairs if now != before}
-        if differs:
-            found |= differing_owners(self._samples, self._before, self._now)
-        return found | self.moved()
-
-    def moved(self) -> set[int]:
-        """Return the owners whose tensors have other memory now."""
-        return self._samples.moved(self.watched)
+    def written(self) -> set[int]:
+        """Return the owners to whose tensors somebody wrote, or gave other memory."""
+        versions = enumerate(zip(self._present_versions(), self._versions, strict=True))
+        places = enumerate(zip(self._present_places(), self._places, strict=True))
+        return {at for at, (now, before) in (*versions, *places) if now != before}
 
     def _present_versions(self) -> list[list[int]]:
         return [list(map(_version, tensors)) for tensors in self.counted]
+
+    def _present_places(self) -> list[list[Address]]:
+        return [addresses(tensors) for tensors in self.placed]
 
 
 @define(eq=False)
 class ForeignWrites:
     """Notices a load, an average, a reset: whatever wrote to model values of which a piece keeps more elsewhere.
 
-    That is a main value or remainder, or memory of a strategy's own. Version counters tell who wrote by torch's
-    operations. Some kernels, and writes by way of `.data` or NumPy, do not count: for these all values of tensors of up
-    to :data:`WHOLE` values, and a few of larger ones, are compared with what the last step left, on the device, where
-    the host reads the answer when it waits anyway. A write that nothing counts, to other values of a large tensor, is
-    not noticed: :meth:`MegatronOptimizer.reload_model_params` takes it over.
+    That is a main value or remainder, or memory of a strategy's own. Version counters tell of writes by torch's
+    operations. Some kernels, and writes by way of `.data` or NumPy, do not count: an observer may compare values
+    (megaopt-guards does), and :meth:`MegatronOptimizer.take_over` brings them to the pieces.
 
-    Where only all ranks together can bring values to pieces, each looks at what it holds of them, all hear of it with
-    the norms, and take the values over together.
+    Where only all ranks together can bring values to pieces, each looks at the values that it holds, all hear of it
+    before they step, and take the values over together.
 
     Args:
         precision: keeps main values.
@@ -95,10 +78,6 @@ class ForeignWrites:
 
     precision: PrecisionPolicy
     sharded: ShardedParams
-    is_told: bool | None = field(default=None, init=False)
-    """What the host has read of the flag; None: nothing yet."""
-    is_brought: bool = field(default=False, init=False)
-    """What all ranks have agreed on: somebody wrote to what only all of them can bring to pieces."""
     _indices: list[int] = field(factory=list, init=False)
     _own: set[int] = field(factory=set, init=False)
     _watch: _Watch = field(factory=_Watch, init=False)
@@ -117,7 +96,7 @@ class ForeignWrites:
                     self._own.add(len(self._indices))
                 self._indices.append(index)
                 self._watch.counted.append(local)
-                self._watch.watched.append(local if own else [piece.param])
+                self._watch.placed.append(local if own else [piece.param])
         self.record()
 
     @property
@@ -126,14 +105,20 @@ class ForeignWrites:
         return bool(getattr(self.sharded, "takes_values_together", False))
 
     @property
-    def flag(self) -> torch.Tensor | None:
-        """On the device: whether a value differs; None while nobody has looked."""
-        return self._watch.flag
+    def is_counted(self) -> bool:
+        """Whether a version counter tells of a write since :meth:`record`."""
+        return self._watch.is_counted
 
     @property
-    def is_counted(self) -> bool:
-        """Whether a version counter told of a write in the last look."""
-        return self._watch.is_counted
+    def kept(self) -> list[tuple[Piece, list[torch.Tensor]]]:
+        """The pieces that keep more of the model's values elsewhere, each with the tensors in which a write shows."""
+        pieces = self.sharded.pieces
+        return [(pieces[at], placed) for at, placed in zip(self._indices, self._watch.placed, strict=True)]
+
+    @property
+    def brought(self) -> list[torch.Tensor]:
+        """The tensors that only all ranks together can bring to pieces, as they lie now."""
+        return list(self.sharded.brought_together) if self.is_together else []
 
     @torch.no_grad()
     def record(self) -> None:
@@ -143,58 +128,45 @@ class ForeignWrites:
 
     @torch.no_grad()
     def record_own(self) -> None:
-        """Do so but for what only all ranks together can bring: the next step still finds what was written to that."""
+        """Remember values of this rank alone; the next step still finds writes to values that all ranks bring."""
         self._watch.record()
 
     def _watch_together(self) -> _Watch:
-        """Return the watch over what only all ranks together can bring to pieces, as it lies now."""
-        brought = self.sharded.brought_together if self.is_together else ()
-        self._shared.counted = [[tensor] for tensor in brought]
-        self._shared.watched = [[tensor] for tensor in brought if tensor.numel()]
+        """Return the watch over values that only all ranks together can bring to pieces, as they lie now."""
+        self._shared.counted = [[tensor] for tensor in self.brought]
+        self._shared.placed = [[tensor] for tensor in self.brought if tensor.numel()]
         return self._shared
 
     @torch.no_grad()
-    def look(self) -> None:
-        """Compare values with those of :meth:`record` on the device, without waiting for it: see :attr:`flag`."""
-        self.is_told = None
-        self._watch.look()
-        self._watch_together().look()
+    def take_over(self, names: Collection[str] = ()) -> None:
+        """Bring values that somebody wrote since :meth:`record` to the pieces that keep more of them.
 
-    @torch.no_grad()
-    def take_over(self) -> None:
-        """Bring what somebody wrote since :meth:`record` to the pieces that keep more of it; nothing else changes."""
-        differs = self.flag is not None and (self.is_told if self.is_told is not None else bool(self.flag))
-        written = self._watch.written(differs)
+        Args:
+            names: of parameters to which somebody wrote although no version counter tells.
+        """
+        written = self._watch.written()
+        if names:
+            members = [self.sharded.pieces[index].spec.members for index in self._indices]
+            written |= {
+                at for at, some in enumerate(members) if any(shard.name in names for _, shard in some)
+            }
         if written & self._own:
             self.sharded.take_model_values()
         if written:
             self.precision.take_over([self._indices[at] for at in sorted(written)])
             self.record()
 
-    def wrote_together(self, like: torch.Tensor) -> torch.Tensor:
-        """Return, as one value, whether somebody wrote on this rank to what only all ranks can bring to pieces.
-
-        Args:
-            like: of which dtype and device.
-        """
-        if self._shared.is_counted or self._shared.moved():
-            return like.new_ones(1)
-        flag = self._shared.flag
-        return like.new_zeros(1) if flag is None else flag.to(like).view(1)
+    def wrote_together(self) -> bool:
+        """Return whether somebody wrote on this rank to values that only all ranks can bring to pieces."""
+        return self._watch_together().differs
 
     @torch.no_grad()
     def take_over_together(self) -> None:
-        """Bring the model's values to the pieces if all ranks have agreed on it: a collective then."""
-        if self.is_brought:
-            self.is_brought = False
+        """Bring the model's values to the pieces that need all ranks for it: a collective."""
+        if self.is_together:
             self.sharded.take_model_values()
             self.precision.take_over(self._together)
             self._watch_together().record()
-
-    def settle(self) -> None:
-        """Look, and take over at once."""
-        self.look()
-        self.take_over()
 
 
 def _local(param: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam, named_params, shown
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._parts import is_dtensor
+from megaopt_core.plugin_api._observers import Change
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import ChildSpec
 from megaopt_core.routing._route import route_added
@@ -190,14 +191,13 @@ class LateParams:
         if not (replaced or added):
             return
         groups = len(self.optimizer.param_groups)
-        for part in self.optimizer.parts:
-            part.writes.settle()
         new_of = {by_name[name]: entry.param for name, entry in replaced.items()}
-        for owner in self.owners:
-            for old in new_of.keys() & owner.names.keys():
-                replace_in(owner.parts[0], old, new_of[old])
-        self._add(routing, added)
-        self._finish(routing, new_of, {**replaced, **added})
+        with self.optimizer.changing(Change.JOINED):
+            for owner in self.owners:
+                for old in new_of.keys() & owner.names.keys():
+                    replace_in(owner.parts[0], old, new_of[old])
+            self._add(routing, added)
+            self._finish(routing, new_of, {**replaced, **added})
         new_groups = self.optimizer.param_groups[groups:]
         start_groups(self.optimizer, new_groups)
         self.joined += len(replaced) + len(added)

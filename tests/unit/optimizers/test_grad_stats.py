@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from megaopt_core.errors import GradientError
-from megaopt_core.optimizers._grad_norm import found_inf_in
 from megaopt_core.optimizers._gradients.statistics import count_zeros, scale_gradients, sum_of_squares
+from megaopt_core.optimizers._step.sums import found_inf_in
 
 pytestmark = pytest.mark.any_python
 

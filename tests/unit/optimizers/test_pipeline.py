@@ -470,7 +470,7 @@ def test_a_skipped_step_is_logged(mlp, build, give, caplog) -> None:
     with caplog.at_level("INFO", logger="megaopt_core"):
         optimizer.step()
     [record] = caplog.records
-    assert record.name == "megaopt_core.optimizers._step_gradients"
+    assert record.name == "megaopt_core.optimizers._step.pipeline"
     assert record.getMessage().endswith("not finite on some rank; the loss scale is 4 now")
 
 

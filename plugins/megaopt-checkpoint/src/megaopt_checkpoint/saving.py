@@ -112,6 +112,7 @@ def save_checkpoint(
         CheckpointError: it cannot be saved, with the same words on every rank, or it was called inside a step, as by
             a signal handler; an older checkpoint is still there.
         CheckpointBusyError: somebody is saving to this path.
+        MegaoptError: a step observer refuses the save, on all ranks.
 
     Example:
         >>> import tempfile, torch
@@ -133,6 +134,8 @@ def save_checkpoint(
     require_numbered(target, keep_last)
     begun: list[Staging] = []
     with nullcontext() if optimizer is None else optimizer.step_lock.saving(), ExitStack() as held:
+        if optimizer is not None:
+            optimizer.before_save()
         finish_param_sync(model)
         tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks, fqn)
         ranks.first(lambda: begun.append(begin(target, held)))

@@ -65,6 +65,11 @@ def add_run_options(parser: ArgumentParser) -> None:
         type=_positive,
         help="number of torch's threads on each rank; default: torch's choice, shared by the ranks",
     )
+    _add_ways_to_run(parser)
+
+
+def _add_ways_to_run(parser: ArgumentParser) -> None:
+    """Add the options for a run that goes on later, or in several processes."""
     keep = parser.add_argument_group("to go on later")
     keep.add_argument(
         "--save-every",

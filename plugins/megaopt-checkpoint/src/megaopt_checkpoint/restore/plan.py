@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from megaopt_checkpoint.restore.piece import Member, PieceRestore
 from megaopt_checkpoint.restore.source import Request, Source, read_values
 from megaopt_core.errors import CheckpointError
 from megaopt_core.params import Shard
+from megaopt_core.plugin_api import Change
 from megaopt_core.precision import MAIN_PARAM
 from megaopt_core.state import (
     GroupMerge,
@@ -101,18 +103,15 @@ class LoadPlan:
 
     def _write(self) -> None:
         try:
-            parts = () if self.optimizer is None else self.optimizer.parts
-            with torch.no_grad():
-                for part in parts:
-                    part.writes.settle()  # the model may have been loaded by somebody else
+            # The model may have been loaded by somebody else. Afterwards main values of the file hold, also where the
+            # model's dtype is another.
+            loaded = nullcontext() if self.optimizer is None else self.optimizer.changing(Change.LOADED)
+            with torch.no_grad(), loaded:
                 for other in self.others:
                     other.write()
                 self.source.read(self.requests)
                 for final in self.finals:
                     final()
-                for part in parts:
-                    # What the file says of main values holds, also where the model's dtype is another.
-                    part.writes.record_own()
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.source.name} could not be read to its end, although it was in order a moment before: {error}. "

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
-from megaopt_core.optimizers._between_ranks.alike import is_of_experts
-from megaopt_core.optimizers._between_ranks.held import Held, Holder
-from megaopt_core.params._parts import is_dtensor
-from megaopt_core.sharding._live_model import has_gradient
-from megaopt_core.sharding._wrapped import known_wrappers, reducer_of
+from megaopt_core import MegatronOptimizer
+from megaopt_core.params import is_dtensor
+from megaopt_core.sharding import has_gradient, known_wrappers, reducer_of
+from megaopt_guards.fingerprints import is_of_experts
+from megaopt_guards.replicated_values import ReplicatedValue, ReplicatedValues
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-    from megaopt_core.optimizers._base import MegatronOptimizer
-
-__all__ = ["GRADIENT", "UNREDUCED", "Compared", "compared_params", "held_gradients", "unreduced_gradients"]
+__all__ = ["GRADIENT", "UNREDUCED", "Compared", "compared_params", "present_gradients", "unreduced_gradients"]
 
 GRADIENT = "gradient of parameter"
 """The first words of a difference between gradients."""
@@ -53,14 +49,14 @@ def compared_params(optimizer: MegatronOptimizer) -> Compared:
 
 def _of_unknown_reducer(optimizer: MegatronOptimizer) -> Compared:
     """Return the parameters with replicas of which nobody says who reduces their gradients."""
-    holder = Holder(optimizer, optimizer.process_groups)
+    values = ReplicatedValues(optimizer, optimizer.process_groups)
     wrappers = (one.wrapper for chunk in optimizer.watched_model.alive() for one in known_wrappers(chunk))
     reduced = _params_in(each for each in wrappers if isinstance(each, torch.nn.Module))
     return [
         (param, name, groups)
         for param, name in optimizer.names.items()
         if reducer_of(param) is None and id(param) not in reduced
-        if (groups := holder.groups_of_stepped(name, param, with_tensor=False))
+        if (groups := values.groups_of_stepped(name, param, with_tensor=False))
     ]
 
 
@@ -73,23 +69,26 @@ def _is_torchs(module: torch.nn.Module) -> bool:
     return isinstance(module, DistributedDataParallel) or type(module).__name__ == "FullyShardedDataParallel"
 
 
-def held_gradients(compared: Compared) -> list[Held]:
+def present_gradients(compared: Compared) -> list[ReplicatedValue]:
     """Return the present gradients of some parameters.
 
     Args:
         compared: the parameters.
     """
-    return [Held(f"{GRADIENT} {name!r}", _comparable(param), groups) for param, name, groups in compared]
+    return [
+        ReplicatedValue(f"{GRADIENT} {name!r}", _comparable(param), groups)
+        for param, name, groups in compared
+    ]
 
 
-def unreduced_gradients(optimizer: MegatronOptimizer) -> list[Held]:
+def unreduced_gradients(optimizer: MegatronOptimizer) -> list[ReplicatedValue]:
     """Return every `main_grad` of which nobody says who reduces it.
 
     Args:
         optimizer: steps them.
     """
     found = _of_unknown_reducer(optimizer)
-    return held_gradients([each for each in found if getattr(each[0], "main_grad", None) is not None])
+    return present_gradients([each for each in found if getattr(each[0], "main_grad", None) is not None])
 
 
 def _comparable(param: torch.nn.Parameter) -> Any:

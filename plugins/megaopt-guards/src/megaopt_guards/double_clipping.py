@@ -5,32 +5,55 @@ from __future__ import annotations
 from collections import deque
 from itertools import pairwise
 
-from attrs import define, field
-
 from megaopt_core.errors import warn_user
+from megaopt_core.plugin_api import StepNumbers, StepObserver, StepOutcome
 
-__all__ = ["DoubleClippingWatch"]
+__all__ = ["DoubleClipping"]
 
 _WINDOWS = ((5, 1.0e-4), (16, 2.0**-6))
 """Steps, and how far apart their norms may be: torch rounds the factor to the gradients' dtype."""
 
 
-@define
-class DoubleClippingWatch:
+class DoubleClipping(StepObserver):
     """Warns once when something else clips the gradients too, such as a trainer's `clip_grad_norm_`.
 
-    Who clips leaves norms that are the same but for rounding: one goes up, another down. Norms that repeat to the bit,
+    Clipping leaves norms that are the same but for rounding: one goes up, another down. Norms that repeat to the bit,
     or that move in one direction as training converges, are no sign of it. Gradients that are normalised look the same.
     """
 
-    _norms: deque[float] = field(factory=lambda: deque(maxlen=_WINDOWS[-1][0]), init=False)
-    _warned: bool = field(default=False, init=False)
+    def __init__(self) -> None:
+        self._norms: deque[float] = deque(maxlen=_WINDOWS[-1][0])
+        self._warned = False
+        self._unread: StepNumbers | None = None
 
-    def observe(self, norm: float, clip_grad: float) -> None:
+    def before_step(self) -> None:
+        """Look at the norm of the last step, which has arrived on the host by now."""
+        numbers, self._unread = self._unread, None
+        if numbers is not None:
+            self._look(numbers)
+
+    def after_step(self, outcome: StepOutcome) -> None:
         """Take note of a step's norm.
 
         Args:
-            norm: the norm before our own clipping.
+            outcome: how the step ended.
+        """
+        if self._warned or outcome.numbers is None or not outcome.numbers.clip_grad:
+            return
+        if outcome.how is None:
+            self._unread = outcome.numbers
+        else:
+            self._look(outcome.numbers)
+
+    def _look(self, numbers: StepNumbers) -> None:
+        if None in numbers.norms:
+            self.observe(numbers.norms[None], numbers.clip_grad)
+
+    def observe(self, norm: float, clip_grad: float) -> None:
+        """Warn if the norms of the last steps show that something else clips.
+
+        Args:
+            norm: the norm of a step before our own clipping.
             clip_grad: where we clip, for the message.
         """
         if self._warned:

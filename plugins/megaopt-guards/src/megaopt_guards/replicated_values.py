@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from attrs import frozen
 from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 
-from megaopt_core.optimizers._part import OptimizerPart
-from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
-from megaopt_core.params._names import join, named_modules, named_params
-from megaopt_core.params._parts import LogicalPart, is_marked_expert, local_tensor, logical_part
-from megaopt_core.params._specs import Granularity, ParamSpec
-from megaopt_core.reporting._changes import spread
-from megaopt_core.reporting._watched_model import NamedChunk
-from megaopt_core.routing._agreement import plain_words
+from megaopt_core import MegatronOptimizer, ProcessGroupCollection
+from megaopt_core.optimizers import OptimizerPart, modules_of_experts
+from megaopt_core.parallel import communicates, size_of
+from megaopt_core.params import (
+    Granularity,
+    LogicalPart,
+    ParamSpec,
+    join,
+    local_tensor,
+    logical_part,
+    named_modules,
+    named_params,
+)
+from megaopt_core.reporting import NamedChunk, spread
+from megaopt_core.routing import plain_words
 
-if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
-
-__all__ = ["Held", "Holder", "is_shared_out", "modules_of_experts"]
+__all__ = ["ReplicatedValue", "ReplicatedValues", "is_shared_out"]
 
 _SAMPLED = 16
 """Parameters whose state is looked at where it must cost next to nothing."""
@@ -31,7 +35,7 @@ type _Groups = tuple[ProcessGroup, ...]
 
 
 @frozen(eq=False)
-class Held:
+class ReplicatedValue:
     """A value of which the ranks of some groups hold replicas.
 
     Args:
@@ -63,7 +67,7 @@ class Held:
 
 
 @frozen(eq=False)
-class Holder:
+class ReplicatedValues:
     """What one rank holds of a model and its optimizer.
 
     Args:
@@ -74,7 +78,7 @@ class Holder:
     optimizer: MegatronOptimizer
     pgs: ProcessGroupCollection
 
-    def held(self, *, everything: bool) -> Iterator[Held]:
+    def all(self, *, everything: bool) -> Iterator[ReplicatedValue]:
         """Yield what other ranks hold replicas of.
 
         Args:
@@ -87,14 +91,14 @@ class Holder:
         if everything:
             yield from self._buffers(chunks)
 
-    def _trained(self) -> Iterator[Held]:
+    def _trained(self) -> Iterator[ReplicatedValue]:
         """Yield the parameters that are stepped."""
         for param, name in self.optimizer.names.items():
             groups = self.groups_of_stepped(name, param)
             if groups:
-                yield Held(f"parameter {name!r}", param, groups)
+                yield ReplicatedValue(f"parameter {name!r}", param, groups)
 
-    def _left(self, chunks: Iterable[NamedChunk]) -> Iterator[Held]:
+    def _left(self, chunks: Iterable[NamedChunk]) -> Iterator[ReplicatedValue]:
         """Yield the parameters that do not train."""
         for name_of, chunk in chunks:
             for entry in named_params(chunk):
@@ -102,9 +106,9 @@ class Holder:
                     name = name_of(entry.name)
                     groups = self._groups_by_attributes(name, entry.param)
                     if groups:
-                        yield Held(f"frozen parameter {name!r}", entry.param, groups)
+                        yield ReplicatedValue(f"frozen parameter {name!r}", entry.param, groups)
 
-    def _buffers(self, chunks: Iterable[NamedChunk]) -> Iterator[Held]:
+    def _buffers(self, chunks: Iterable[NamedChunk]) -> Iterator[ReplicatedValue]:
         """Yield the buffers of modules, but for running statistics that every rank has for itself."""
         for name_of, chunk in chunks:
             experts = modules_of_experts(chunk)
@@ -114,9 +118,9 @@ class Holder:
                 group = self.pgs.expt_dp if id(module) in experts else self.pgs.dense_dp
                 for name, buffer in module._buffers.items():
                     if buffer is not None and communicates(group):
-                        yield Held(f"buffer {name_of(join(path, name))!r}", buffer, (group,))
+                        yield ReplicatedValue(f"buffer {name_of(join(path, name))!r}", buffer, (group,))
 
-    def _states(self, *, everything: bool) -> Iterator[Held]:
+    def _states(self, *, everything: bool) -> Iterator[ReplicatedValue]:
         """Yield the state of parameters that every replica steps by itself."""
         names, state = self.optimizer.names, self.optimizer.state
         params = [
@@ -132,7 +136,9 @@ class Holder:
             groups, name = self.groups_of_stepped(names[param], param), names[param]
             for key, value in state[param].items() if groups else ():
                 if isinstance(value, (torch.Tensor, int, float)):
-                    yield Held(f"state {key!r} of {name!r}", value, groups, is_sampled=not everything)
+                    yield ReplicatedValue(
+                        f"state {key!r} of {name!r}", value, groups, is_sampled=not everything
+                    )
 
     def groups_of_stepped(self, name: str, param: torch.Tensor, *, with_tensor: bool = True) -> _Groups:
         """Return the groups whose ranks hold the same values of a parameter as this one.
@@ -178,18 +184,6 @@ def _spec(name: str, part: LogicalPart, dtype: torch.dtype) -> ParamSpec:
         placements=part.placements,
         is_expert=part.is_expert,
     )
-
-
-def modules_of_experts(chunk: torch.nn.Module) -> set[int]:
-    """Return the modules that hold parameters of experts, and those below that hold none of their own."""
-    if not any(map(is_marked_expert, chunk.parameters())):
-        return set()
-    found: set[int] = set()
-    for module in chunk.modules():
-        params = list(module.parameters())
-        if params and all(map(is_marked_expert, params)):
-            found.update(map(id, module.modules()))
-    return found
 
 
 def is_shared_out(part: OptimizerPart, pgs: ProcessGroupCollection) -> bool:

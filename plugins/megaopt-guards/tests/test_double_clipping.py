@@ -4,16 +4,15 @@ import warnings
 
 import pytest
 import torch
+from megaopt_guards import DoubleClipping
 from torch import nn
-
-from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 
 pytestmark = pytest.mark.any_python
 
 
 def _warnings_of(norms: list[float]) -> list[int]:
     """Return the steps, counted from 1, in which a watch warns."""
-    watch, warned = DoubleClippingWatch(), []
+    watch, warned = DoubleClipping(), []
     for step, norm in enumerate(norms, 1):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -1,1 +1,0 @@
-"""What ranks hold alike, and whether it still is."""

@@ -1,0 +1,101 @@
+"""Refusals: the first error of a rank before ranks meet, kept until all have heard of it and raise together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define
+
+from megaopt_core.errors import (
+    CommunicationError,
+    GradientError,
+    OwnershipError,
+    UnsupportedOperationError,
+)
+from megaopt_core.optimizers._part import OptimizerPart
+from megaopt_core.optimizers._step.ballot import REFUSED
+from megaopt_core.optimizers._step.stats import StepStats
+from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.parallel._meeting import gather_over_ranks
+from megaopt_core.sharding._live_model import gradient_misfit
+
+__all__ = ["Refusal", "collect", "require_no_refusal"]
+
+_WHAT = "the comparison of ranks before a step"
+
+_REFUSED_ELSEWHERE = "another rank cannot step what trains now, or as its settings are; no rank has stepped."
+
+
+@define(eq=False)
+class Refusal:
+    """Why this rank cannot step: the first error before ranks meet, kept until all have heard of it."""
+
+    error: Exception | None = None
+
+    def of[T](self, action: Callable[..., T], *args: Any) -> T | None:
+        """Return what an action returns; None where it raises."""
+        try:
+            return action(*args)
+        except CommunicationError:
+            raise  # ranks cannot meet any more
+        except Exception as error:  # noqa: BLE001 - errors of plugins, too
+            self.error = self.error or error
+            return None
+
+
+def require_no_refusal(stats: StepStats, hearers: ProcessGroupCollection) -> None:
+    """Raise this rank's refusal, or tell of another rank's; a collective of the ranks that heard of one.
+
+    Args:
+        stats: the votes of a step.
+        hearers: the ranks that have heard them.
+
+    Raises:
+        OwnershipError: another rank has refused; the message quotes it.
+        Exception: this rank has refused.
+    """
+    if not stats.fired(REFUSED):
+        return
+    told = {}
+    if REFUSED in stats.heard.flags:
+        told = gather_over_ranks(None if stats.refusal is None else str(stats.refusal), hearers, _WHAT)
+    if stats.refusal is not None:
+        raise stats.refusal
+    messages = [f" Rank {rank}: {message}" for rank, message in told.items() if message is not None]
+    raise OwnershipError(_REFUSED_ELSEWHERE + "".join(messages[:1]))
+
+
+def collect(part: OptimizerPart) -> None:
+    """Collect a part's gradients.
+
+    Args:
+        part: the part.
+
+    Raises:
+        GradientError: gradients have other shapes than their parameters; it names them.
+    """
+    try:
+        part.collect_grads()
+    except RuntimeError as error:
+        misfit = None if isinstance(error, UnsupportedOperationError) else _misfit(part)
+        if misfit is None:
+            raise
+        raise misfit from error
+
+
+def _misfit(part: OptimizerPart) -> GradientError | None:
+    """Return the error about gradients of other shapes than their parameters, with names; None where all fit."""
+    found = {
+        shard.name: misfit
+        for piece in part.pieces
+        for param, (_, shard) in zip(piece.model_params, piece.spec.members, strict=True)
+        if (misfit := gradient_misfit(param)) is not None
+    }
+    if not found:
+        return None
+    name, misfit = next(iter(found.items()))
+    others = f" (and {len(found) - 1} more do not fit)" if len(found) > 1 else ""
+    return GradientError(
+        f"{name!r} has a {misfit}{others}: it must have one element for each of the parameter's", names=found
+    )

@@ -132,7 +132,7 @@ def _other_claims() -> Iterator[Claim]:
 def _rate_claims() -> Iterator[Claim]:
     """Held-out losses of each row, seed by seed, and their mean."""
     rows: dict[str, tuple[float, list[float]]] = {}
-    for prefix, training in (("", "gpt"), ("convnet, ", "convnet")):
+    for prefix, training in (("", "gpt"), ("vit, ", "vit"), ("convnet, ", "convnet")):
         found = _result("suggested_rate")["trainings"][training]
         best = found["adamw_best"]
         for rate, losses in found["adamw"].items():

@@ -13,6 +13,7 @@ from megaopt_core.state._fitting import (
 from megaopt_core.state._group_settings import GroupMerge, equal_settings, merge_groups
 from megaopt_core.state._left_out import require_state, with_left_out
 from megaopt_core.state._listed import (
+    fresh_in,
     is_left_out,
     is_written,
     names_in,
@@ -45,6 +46,7 @@ __all__ = [
     "StatefulOptimizer",
     "described_view",
     "equal_settings",
+    "fresh_in",
     "is_left_out",
     "is_number",
     "is_written",

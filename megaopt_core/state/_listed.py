@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from megaopt_core.state._protocol import StatefulOptimizer
 
 __all__ = [
+    "fresh_in",
     "is_left_out",
     "is_written",
     "names_in",
@@ -214,6 +215,23 @@ def origin_of(told: Mapping[str, Any], name: str) -> dict[str, Any]:
         origin |= {"role": "", "view": told["views"].get(name, {})}
         stored_view({**origin, "shape": ()})
     return origin
+
+
+def fresh_in(state_dict: Mapping[str, Any]) -> set[str]:
+    """Return the parameters that a state dict lists as saved before their first step; torch's own lists none.
+
+    Args:
+        state_dict: a state dict of torch's schema.
+
+    Raises:
+        StateDictError: it lists something else.
+    """
+    listed = state_dict.get("fresh", [])
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(name, str) for name in listed):
+        raise StateDictError(
+            f"'fresh' of an optimizer state dict is a list of parameter names, got {_kind(listed)}"
+        )
+    return set(listed)
 
 
 def is_left_out(value: Any) -> bool:

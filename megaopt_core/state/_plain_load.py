@@ -22,7 +22,15 @@ from megaopt_core.state._fitting import (
 )
 from megaopt_core.state._group_settings import GroupMerge, merge_groups
 from megaopt_core.state._left_out import FROM_ALL_RANKS, require_state
-from megaopt_core.state._listed import is_left_out, is_written, origin_in, origin_of, require_told, told_at
+from megaopt_core.state._listed import (
+    fresh_in,
+    is_left_out,
+    is_written,
+    origin_in,
+    origin_of,
+    require_told,
+    told_at,
+)
 from megaopt_core.state._origin import settings_of, stepped_otherwise
 from megaopt_core.state._piece_load import PieceLoad
 from megaopt_core.state._pieces import PieceState, piece_states
@@ -96,7 +104,7 @@ def _saved_in(
         raise StateDictError(
             f"the state dict names {len(names)} parameters but lists {len(indices)}", names=names
         )
-    told, fresh = [origin_in(group) for group in groups], set(state_dict.get("fresh", ()))
+    told, fresh = [origin_in(group) for group in groups], fresh_in(state_dict)
     some = any(_is_told(values) for values in states.values())
     live = {shard.name: piece.inner for piece in piece_states(optimizer) for _, shard in piece.members}
     found = {}

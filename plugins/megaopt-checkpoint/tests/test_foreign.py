@@ -95,6 +95,9 @@ def test_what_does_not_fit_is_refused():
         load_torch_state_dict(optimizer, state, param_names=names)
     with pytest.raises(StateDictError, match="has the keys 'state' and 'param_groups'"):
         load_torch_state_dict(optimizer, {"state": {}})
+    with pytest.raises(StateDictError, match=r"'fresh' of an optimizer state dict is a list of .* got int 5"):
+        load_torch_state_dict(optimizer, {**state, "fresh": 5}, model=model)
+    assert all(torch.equal(before[key], value) for key, value in logical_state(optimizer).items())
     report = load_torch_state_dict(optimizer, state, param_names=names, rename=lambda name: name[6:])
     assert len(report.renamed) == len(names)
     assert before.keys() == logical_state(optimizer).keys()

@@ -216,6 +216,14 @@ def test_groups_are_matched_by_name_whatever_their_order(mlp, build, give) -> No
         ),
         (lambda state: state["state"].update({3: 1.0}), "the state of '2.bias' is no mapping"),
         (
+            lambda state: state.update(fresh=5),
+            "'fresh' of an optimizer state dict is a list of parameter names, got int 5",
+        ),
+        (
+            lambda state: state.update(fresh=["2.bias", ["0.bias"]]),
+            "'fresh' of an optimizer state dict is a list of parameter names, got list ['2.bias', ['0.bias']]",
+        ),
+        (
             lambda state: (
                 state["param_groups"][0].pop("param_names"),
                 state["param_groups"][0]["params"].pop(),

@@ -20,6 +20,7 @@ from megaopt_core.params import Shard, is_dtensor, local_tensor, whole
 from megaopt_core.precision import MAIN_PARAM
 from megaopt_core.state import (
     PieceState,
+    fresh_in,
     is_left_out,
     is_number,
     is_written,
@@ -81,7 +82,8 @@ def torch_source(
         renamed: name in the state dict to name here.
 
     Raises:
-        StateDictError: the names do not fit its groups, or the state of a parameter is no mapping.
+        StateDictError: the names do not fit its groups, the state of a parameter is no mapping, or those that are fresh
+            are no list of names.
     """
     groups = state_dict["param_groups"]
     indices = [index for group in groups for index in group["params"]]
@@ -89,7 +91,7 @@ def torch_source(
         raise StateDictError(
             f"the state dict names {len(names)} parameters but lists {len(indices)}", names=names
         )
-    here, tensors, fresh = _Here(optimizer), dict[str, torch.Tensor](), set(state_dict.get("fresh", ()))
+    here, tensors, fresh = _Here(optimizer), dict[str, torch.Tensor](), fresh_in(state_dict)
     routed = [origin_in(group) for group in groups]
     parameters: dict[str, Any] = {}
     for name, index, position in zip(names, indices, told_at(groups, names), strict=True):

@@ -185,6 +185,7 @@ def directory() -> str:
 HOOKS = {
     "megaopt_annotate_params": "reads models",
     "megaopt_resolve_optimizer": "any class by its name",
+    "megaopt_after_step": "writes after steps",
     "megaopt_step_observers": "watches steps",
     "megaopt_step_runner": "place of states and steps",
     "megaopt_process_groups": "process groups of trainers' models",

@@ -252,7 +252,7 @@ def optimizer_from_routing(
     optimizer.unused_settings = unused_settings
     optimizer.late = LateParams(optimizer, children, builder, config_overrides)
     with raised_on_all(pgs, "asking for step observers") as alike:
-        alike.append(optimizer.observers.alike())
+        alike.extend([optimizer.observers.alike(), optimizer.pipeline.transforms.alike()])
     return optimizer
 
 

@@ -574,7 +574,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         if takes_part(self.process_groups) and not are_compared:
             text = f"not compared, and a refusal of one may not reach the others: pip install {GUARDS}"
             lines.append(ReportLine("ranks", text))
-        return lines
+        overlaps = self.config.overlap_param_gather_with_optimizer_step
+        return lines + self.pipeline.transforms.report_lines(overlaps=overlaps)
 
     def named_state(self) -> NamedState:
         """Return the state by the names of parameters: what a library of checkpoints lists, reads and writes."""

@@ -29,7 +29,7 @@ from megaopt_core.state._notes import joins_of
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
 
-__all__ = ["OptimizerPart"]
+__all__ = ["OptimizerPart", "taken_by_some"]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -196,8 +196,12 @@ class OptimizerPart:
         self._pending = dict(coefficients)
 
     @_without_autocast()
-    def step(self) -> None:
-        """Step the inner optimizer with the collected gradients and write its result back; in no other precision."""
+    def step(self, *, in_units: bool = True) -> None:
+        """Step the inner optimizer with the collected gradients and write its result back; in no other precision.
+
+        Args:
+            in_units: begin to bring each unit to other ranks while the next is stepped, where that is asked for.
+        """
         self.writes.take_over()
         watched = self.precision.watched()
         before = self.changes.before(watched)
@@ -208,7 +212,7 @@ class OptimizerPart:
                 if self.split is not None:
                     with stage(self.config, "optimizer-inner-step"):
                         self.split.step()
-                elif self.overlapped is None:
+                elif self.overlapped is None or not in_units:
                     self.runner.step(self, range(len(self.pieces)))
                 else:
                     self._step_in_units(self.overlapped)
@@ -327,3 +331,17 @@ class OptimizerPart:
 def _identity(factor: float | torch.Tensor | None) -> Any:
     """Return what tells clip factors apart; to compare tensors would read them."""
     return ("on the device", id(factor)) if isinstance(factor, torch.Tensor) else factor
+
+
+def taken_by_some(parts: Sequence[OptimizerPart]) -> str:
+    """Return which parts have taken a step that stopped in the last of some.
+
+    Args:
+        parts: those that were begun.
+    """
+    *before, name = [type(part.inner).__name__ for part in parts]
+    taken = f"{', '.join(before)} had taken it, and " if before else ""
+    return (
+        f"The step stopped in {name}: {taken}{name} may have taken it for some of its parameters. "
+        "The next step goes on from there; load a checkpoint to go on as if there had been none."
+    )

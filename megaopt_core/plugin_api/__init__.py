@@ -7,6 +7,7 @@ none.
 from typing import TYPE_CHECKING
 
 from megaopt_core import resolve_lazily
+from megaopt_core.plugin_api._after_step import AfterStep, NamedPiece
 from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.plugin_api._hookspecs import hookimpl
 from megaopt_core.plugin_api._observers import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AfterDecay",
+    "AfterStep",
     "Change",
     "Commands",
     "ConfigToKwargs",
@@ -49,6 +51,7 @@ __all__ = [
     "InitState",
     "LearningRatePoint",
     "MupRule",
+    "NamedPiece",
     "OptimizerEntry",
     "ReportLine",
     "ScheduleStyle",

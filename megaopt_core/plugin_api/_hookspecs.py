@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from megaopt_core.params._overrides import ParamGroupOverride
     from megaopt_core.params._roles import Role, RoleDecision
     from megaopt_core.params._views import MatrixView
+    from megaopt_core.plugin_api._after_step import AfterStep
     from megaopt_core.plugin_api._commands import Commands
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._observers import StepObserver
@@ -37,6 +38,7 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "megaopt_advice",
+    "megaopt_after_step",
     "megaopt_annotate_params",
     "megaopt_commands",
     "megaopt_optimizer_entries",
@@ -200,6 +202,20 @@ def megaopt_step_observers(optimizer: torch.optim.Optimizer) -> Sequence[StepObs
 
     Returns:
         New observers; empty: the plugin has nothing to watch here.
+    """
+
+
+@hookspec
+def megaopt_after_step(optimizer: torch.optim.Optimizer) -> Sequence[AfterStep]:  # type: ignore[empty-body]
+    """Offer transforms that write to parameters after each step: clipping of weights, projections, normalization.
+
+    Asked once for the optimizer whose `step` is called, when it is complete. Every rank gives the same transforms.
+
+    Args:
+        optimizer: a `MegatronOptimizer`, built or wrapped by hand.
+
+    Returns:
+        The transforms, in the order in which they write; empty: the plugin has nothing to write here.
     """
 
 

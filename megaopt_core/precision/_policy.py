@@ -200,6 +200,24 @@ class PrecisionPolicy:
             for index in indices:
                 self._storages[index].take_model()
 
+    def value(self, index: int) -> torch.Tensor:
+        """Return the value of a piece between steps, in fp32 or wider, to read.
+
+        Args:
+            index: position of the piece.
+        """
+        return self._storages[index].load()
+
+    def set_value(self, index: int, value: torch.Tensor) -> None:
+        """Keep another value of a piece, and round it into the piece.
+
+        Args:
+            index: position of the piece.
+            value: of the piece's shape.
+        """
+        with torch.no_grad():
+            self._storages[index].store(value)
+
     def watched(self) -> list[list[torch.Tensor]]:
         """Return for each piece the tensors in which a change shows."""
         return self._watched

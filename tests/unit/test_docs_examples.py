@@ -196,6 +196,7 @@ _HOOKS_WITHOUT_NAMES = (
     "megaopt_shared_state",
     "megaopt_stored_routing",
     "megaopt_resolve_optimizer",
+    "megaopt_after_step",
     "megaopt_step_observers",
     "megaopt_step_runner",
     "megaopt_process_groups",

@@ -1,7 +1,8 @@
 """The order of a step.
 
 Late parameters join -> settings are checked -> observers look -> gradients are collected -> unscaled -> measured ->
-*ranks meet* -> decide -> clip -> inner steps -> write back -> parameters are synchronised -> observers are told.
+*ranks meet* -> decide -> clip -> inner steps -> write back -> transforms -> parameters are synchronised ->
+observers are told.
 Nothing before ranks meet decides anything: a rank that raised alone would leave the others waiting.
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from attrs import define, field
@@ -23,6 +25,7 @@ from megaopt_core.errors import (
 )
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._gradients.statistics import is_read_freely
+from megaopt_core.optimizers._part import taken_by_some
 from megaopt_core.optimizers._result import StepResult, UnreadStepResult
 from megaopt_core.optimizers._step.ballot import (
     BROUGHT,
@@ -37,6 +40,7 @@ from megaopt_core.optimizers._step.observers import Observers
 from megaopt_core.optimizers._step.refusal import Refusal, collect, require_no_refusal
 from megaopt_core.optimizers._step.stats import StepStats
 from megaopt_core.optimizers._step.sums import GradSums, found_inf_in, stats_device
+from megaopt_core.optimizers._step.transforms import Transforms
 from megaopt_core.parallel._groups import size_of
 from megaopt_core.plugin_api._observers import StepOutcome, VoteSpec
 from megaopt_core.sharding._live_model import has_gradient
@@ -44,7 +48,6 @@ from megaopt_core.sharding._live_model import has_gradient
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
-    from megaopt_core.optimizers._part import OptimizerPart
 
 __all__ = ["StepPipeline"]
 
@@ -70,6 +73,7 @@ class StepPipeline:
     optimizer: MegatronOptimizer
     scaler: MegatronGradScaler | None
     _observers: Observers | None = field(default=None, init=False)
+    _transforms: Transforms | None = field(default=None, init=False)
     last: StepStats | None = field(default=None, init=False)
     """What the last step measured."""
     norms: Mapping[str | None, float] | None = field(default=None, init=False)
@@ -125,7 +129,8 @@ class StepPipeline:
         ballot, device = self.ballot, stats_device(optimizer.parts)
         sums = GradSums(optimizer.parts, [None, *optimizer.norm_groups], device)
         said = refusal.of(self._votes, ballot, sums)
-        counts = refusal.of(self._count_zeros, sums) if zeros else None
+        with stage(optimizer.config, "optimizer-count-zeros") if zeros else nullcontext():
+            counts = refusal.of(sums.zeros) if zeros else None
         with stage(optimizer.config, "optimizer-clip-main-grad"):
             rows = refusal.of(sums.rows, norms, counts) if norms or zeros else {}
             if refusal.error is not None or said is None or rows is None:
@@ -160,10 +165,6 @@ class StepPipeline:
             together = [part.writes for part in optimizer.parts if part.writes.is_together]
             said[BROUGHT] = int(any(writes.wrote_together() for writes in together))
         return said | (self.observers.votes() if ballot.is_observed else {})
-
-    def _count_zeros(self, sums: GradSums) -> dict[Any, torch.Tensor]:
-        with stage(self.optimizer.config, "optimizer-count-zeros"):
-            return sums.zeros()
 
     @property
     def _is_alone(self) -> bool:
@@ -250,18 +251,22 @@ class StepPipeline:
             part.scale_later(factors)
 
     def _take(self, stats: StepStats) -> None:
-        """Step every part, write back, synchronise parameters."""
-        optimizer = self.optimizer
+        """Step every part, write back, transform, synchronise parameters."""
+        optimizer, transforms = self.optimizer, self.transforms
         self._undecided = None if stats.is_read else stats  # before anything can fail: ranks stay together
         try:
             for number, part in enumerate(optimizer.parts):
                 try:
-                    part.step()
+                    part.step(in_units=not transforms.members)
                 except BaseException as error:
                     if number or not isinstance(error, MegaoptError):
-                        error.add_note(_taken_by_some(optimizer.parts[: number + 1]))
+                        error.add_note(taken_by_some(optimizer.parts[: number + 1]))
                     raise
-                if part.overlapped is None:
+                if not transforms.members and part.overlapped is None:
+                    optimizer.start_param_sync(part)
+            if transforms.members:
+                transforms.apply(optimizer)
+                for part in optimizer.parts:
                     optimizer.start_param_sync(part)
             optimizer.finish_param_sync()
             for part in optimizer.parts:
@@ -360,6 +365,13 @@ class StepPipeline:
         return any(part.precision.is_mixed for part in self.optimizer.parts)
 
     @property
+    def transforms(self) -> Transforms:
+        """What writes to parameters after each step; plugins are asked once."""
+        if self._transforms is None:
+            self._transforms = Transforms.of(self.optimizer)
+        return self._transforms
+
+    @property
     def ballot(self) -> Ballot:
         """The votes of a step; under torch's `Join`, where ranks step unequal numbers of times, without observers'."""
         pgs = self.optimizer.process_groups
@@ -385,13 +397,3 @@ class StepPipeline:
         """Know that parts or observers are others now: votes may be, too, and the host reads before the next step."""
         self._ballots.clear()
         self._has_stepped = False
-
-
-def _taken_by_some(parts: Sequence[OptimizerPart]) -> str:
-    """Return which parts have taken a step that stopped in the last of some."""
-    *before, name = [type(part.inner).__name__ for part in parts]
-    taken = f"{', '.join(before)} had taken it, and " if before else ""
-    return (
-        f"The step stopped in {name}: {taken}{name} may have taken it for some of its parameters. "
-        "The next step goes on from there; load a checkpoint to go on as if there had been none."
-    )

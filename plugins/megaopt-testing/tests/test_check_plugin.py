@@ -237,7 +237,7 @@ def test_there_is_nothing_to_check(capsys) -> None:
     assert main(["check-plugin", "nothing"]) == 2
     assert capsys.readouterr().err == (
         "megaopt: error: plugin 'nothing' (megaopt-nothing 1.0) offers no optimizer, strategy, "
-        "schedule or reader of models: there is nothing to check\n"
+        "schedule, reader of models or step observer: there is nothing to check\n"
     )
     assert main(["check-plugin", "adagrat"]) == 2
     assert "did you mean 'adagrad'?" in capsys.readouterr().err

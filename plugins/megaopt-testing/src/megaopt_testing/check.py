@@ -28,12 +28,14 @@ class Kind(StrEnum):
 
     `OPTIMIZER`: an entry of `megaopt_optimizer_entries`. `STRATEGY`: a sharding strategy. `SCHEDULE`: a style of
     learning rate or weight decay. `ROLES`: a reader of models, which is a plugin with `megaopt_annotate_params`.
+    `OBSERVERS`: the step observers of a plugin, which has `megaopt_step_observers`.
     """
 
     OPTIMIZER = "optimizer"
     STRATEGY = "strategy"
     SCHEDULE = "schedule"
     ROLES = "roles"
+    OBSERVERS = "observers"
 
 
 def subject(kind: Kind, name: str) -> Any:
@@ -41,7 +43,7 @@ def subject(kind: Kind, name: str) -> Any:
 
     Args:
         kind: what it is.
-        name: its registered name; of a reader of models that of its plugin.
+        name: its registered name; of a reader of models, and of step observers, that of their plugin.
 
     Raises:
         PluginError: nobody offers it.
@@ -53,11 +55,19 @@ def subject(kind: Kind, name: str) -> Any:
         return registry.strategy(name)
     if kind is Kind.SCHEDULE:
         return registry.schedule(name)
+    hook, does = _HOOKS[kind]
     registry.load()
     for plugin in registry.loaded_plugins():
-        if plugin.info.goes_by(name) and plugin.has("megaopt_annotate_params"):
+        if plugin.info.goes_by(name) and plugin.has(hook):
             return plugin
-    raise PluginError(f"no plugin {name!r} says what parameters are: none implements megaopt_annotate_params")
+    raise PluginError(f"no plugin {name!r} {does}: none implements {hook}")
+
+
+_HOOKS = {
+    Kind.ROLES: ("megaopt_annotate_params", "says what parameters are"),
+    Kind.OBSERVERS: ("megaopt_step_observers", "watches steps"),
+}
+"""Kinds that go by the name of a plugin: its hook, and what it does."""
 
 
 class DoesNotApply(unittest.SkipTest):

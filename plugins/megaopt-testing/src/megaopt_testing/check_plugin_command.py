@@ -180,10 +180,12 @@ def _subjects(name: str) -> tuple[list[Subject], PluginInfo | None]:
             ]
             if plugin.has("megaopt_annotate_params"):
                 offered.append((Kind.ROLES, plugin.info.name))
+            if plugin.has("megaopt_step_observers"):
+                offered.append((Kind.OBSERVERS, plugin.info.name))
             if not offered:
                 raise PluginError(
-                    f"{plugin.info} offers no optimizer, strategy, schedule or reader of models: there is nothing to "
-                    "check"
+                    f"{plugin.info} offers no optimizer, strategy, schedule, reader of models or step observer: "
+                    "there is nothing to check"
                 )
             return offered, plugin.info
     if name in registry.strategies():
@@ -196,7 +198,7 @@ def _subjects(name: str) -> tuple[list[Subject], PluginInfo | None]:
 
 def _source(kind: Kind, name: str) -> str:
     registry = get_registry()
-    if kind.value == "roles":
+    if kind.value in ("roles", "observers"):
         return next(plugin.info.source for plugin in registry.loaded_plugins() if plugin.info.goes_by(name))
     return registry.owner(kind.value, name).source  # type: ignore[arg-type] # the other three
 

@@ -36,7 +36,7 @@ def parametrize_with_checks(
         checks: the checks; by default all of the kind.
         xfail: check id to the reason why it is known not to hold; one that holds all the same fails.
         at_least: how many checks can be made of each; fewer fail, so that none is lost unseen.
-        kind: `"optimizer"`, `"strategy"`, `"schedule"` or `"roles"`: what the names stand for.
+        kind: `"optimizer"`, `"strategy"`, `"schedule"`, `"roles"` or `"observers"`: what the names stand for.
         **settings: fields of the configuration, such as `lr` and the optimizer's own.
 
     Raises:

@@ -40,6 +40,7 @@ from megaopt_testing.checks.tensors import (
     check_written_in_place,
 )
 from megaopt_testing.checks.training import check_learns, check_precision
+from megaopt_testing.observer_checks import OBSERVER_CHECKS
 from megaopt_testing.over_ranks.checks import (
     check_resume_over_ranks,
     check_sharded,
@@ -280,6 +281,7 @@ CHECKS_OF: Mapping[Kind, tuple[Check, ...]] = {
     Kind.STRATEGY: STRATEGY_CHECKS,
     Kind.SCHEDULE: SCHEDULE_CHECKS,
     Kind.ROLES: ROLE_CHECKS,
+    Kind.OBSERVERS: OBSERVER_CHECKS,
 }
 """Every check of each kind."""
 
@@ -357,10 +359,10 @@ def run_checks(
     """Make every check of one optimizer, or of what else it is, and return what came of each.
 
     Args:
-        name: registered name; of a reader of models the name of its plugin.
+        name: registered name; of a reader of models, and of step observers, the name of their plugin.
         checks: the checks; by default all of the kind.
         xfail: check id to the reason why it is known not to hold; a check that holds all the same fails.
-        kind: `"optimizer"`, `"strategy"`, `"schedule"` or `"roles"`.
+        kind: `"optimizer"`, `"strategy"`, `"schedule"`, `"roles"` or `"observers"`.
         **settings: fields of the configuration, such as `lr` and the optimizer's own.
 
     Returns:

@@ -168,11 +168,15 @@ def megaopt_schedules():
 @hookimpl
 def megaopt_annotate_params(model_chunk):
     return {}
+
+@hookimpl
+def megaopt_step_observers(optimizer):
+    return []
 """
 
 
 def test_all_that_a_plugin_offers_is_found(plugins, monkeypatch, capsys) -> None:
-    """Optimizers, strategies, schedules, and what reads models; each by its own checks, and each by its name."""
+    """All kinds, among them what reads models and what watches steps; each by its own checks, and by its name."""
     plugins.install("all", OFFERS)
     plugins.registry("testing")
     first = {kind: checks[-1:] for kind, checks in suite.CHECKS_OF.items()}
@@ -184,6 +188,7 @@ def test_all_that_a_plugin_offers_is_found(plugins, monkeypatch, capsys) -> None
         ("strategy", "my_rows"),
         ("schedule", "falls"),
         ("roles", "all"),
+        ("observers", "all"),
     ]
     assert [each["results"][0]["id"] for each in told["subjects"]] == [
         checks[0].id for checks in first.values()

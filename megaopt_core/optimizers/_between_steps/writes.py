@@ -124,7 +124,8 @@ class ForeignWrites:
     def record(self) -> None:
         """Remember the model's present values as those that belong to the pieces."""
         self.record_own()
-        self._watch_together().record()
+        if self.is_together:
+            self._watch_together().record()
 
     @torch.no_grad()
     def record_own(self) -> None:
@@ -158,7 +159,7 @@ class ForeignWrites:
 
     def wrote_together(self) -> bool:
         """Return whether somebody wrote on this rank to values that only all ranks can bring to pieces."""
-        return self._watch_together().differs
+        return self.is_together and self._watch_together().differs
 
     @torch.no_grad()
     def take_over_together(self) -> None:

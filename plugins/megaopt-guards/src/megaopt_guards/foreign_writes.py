@@ -58,10 +58,12 @@ class ForeignWrites(StepObserver):
 
     def __init__(self, optimizer: MegatronOptimizer, compare: Callable[[], None] | None = None) -> None:
         self.optimizer, self.compare = optimizer, compare
-        together = any(part.writes.is_together for part in optimizer.parts)
-        self.vote_specs = (VoteSpec(_WRITTEN, "any"), *([VoteSpec(_BROUGHT, "any")] if together else []))
+        self._has_brought = any(part.writes.is_together for part in optimizer.parts)
+        brought = [VoteSpec(_BROUGHT, "any")] if self._has_brought else []
+        self.vote_specs = (VoteSpec(_WRITTEN, "any"), *brought)
         self._names: list[tuple[int, frozenset[str]]] = []
         """For each sampled piece, which part steps it, and its parameters."""
+        self._tensors: list[list[torch.Tensor]] = []
         self._counted: set[int] = set()
         """Parts of which version counters tell of a write, so that their step takes values over."""
         self._own, self._brought = _Sampled(), _Sampled()
@@ -69,25 +71,29 @@ class ForeignWrites(StepObserver):
         """Returns what the last votes were about, as in `_names`; the host waits for the device."""
         self._has_stepped = False
         """The step was made before ranks decided."""
+        self._know_pieces()
         self._record()
 
-    def _record(self, *, own_only: bool = False) -> None:
-        parts = self.optimizer.parts
-        kept = [(at, *pair) for at, part in enumerate(parts) for pair in part.writes.kept]
+    def _know_pieces(self) -> None:
+        kept = [(at, *pair) for at, part in enumerate(self.optimizer.parts) for pair in part.writes.kept]
         self._names = [
             (at, frozenset(shard.name for _, shard in piece.spec.members)) for at, piece, _ in kept
         ]
-        self._own.record([tensors for _, _, tensors in kept])
-        if not own_only:
-            self._brought.record([[each] for part in parts for each in part.writes.brought if each.numel()])
+        self._tensors = [tensors for _, _, tensors in kept]
+
+    def _record(self, *, own_only: bool = False) -> None:
+        self._own.record(self._tensors)
+        if self._has_brought and not own_only:
+            brought = [each for part in self.optimizer.parts for each in part.writes.brought if each.numel()]
+            self._brought.record([[each] for each in brought])
 
     def votes(self) -> Mapping[str, int | torch.Tensor]:
         """Return whether somebody wrote to this rank's values since the last step."""
         self._has_stepped = False
         parts = self.optimizer.parts
-        own, brought = self._look(), self._brought.look()[0]
+        own, brought = self._look(), self._brought.look()[0] if self._has_brought else None
         self._counted = {at for at, part in enumerate(parts) if part.writes.is_counted}
-        counted = self._counted or any(part.writes.wrote_together() for part in parts)
+        counted = self._counted or (self._has_brought and any(part.writes.wrote_together() for part in parts))
         flags = [flag for flag in (own, brought) if flag is not None]
         written: int | torch.Tensor = int(bool(counted))
         if flags and not counted:
@@ -95,7 +101,7 @@ class ForeignWrites(StepObserver):
                 flags[0] if len(flags) == 1 else torch.stack([flag.to(flags[0]) for flag in flags]).any()
             )
         said = {_WRITTEN: written}
-        return said if len(self.vote_specs) == 1 else {**said, _BROUGHT: 0 if brought is None else brought}
+        return {**said, _BROUGHT: 0 if brought is None else brought} if self._has_brought else said
 
     def _look(self) -> torch.Tensor | None:
         """Return on the device whether somebody wrote to values of this rank's pieces, and know how to find which."""
@@ -152,6 +158,8 @@ class ForeignWrites(StepObserver):
         Args:
             what: the change.
         """
+        if what is Change.JOINED:
+            self._know_pieces()
         if what is not Change.MOVED:
             # After a load the next step still finds what was written to values that all ranks bring together.
             self._record(own_only=what is Change.LOADED)

@@ -13,7 +13,7 @@ import time
 
 import torch
 from harness import gpt2_parameters, interleave, parameters_of, ratio, summary, write_result
-from megaopt_core.optimizers._between_ranks.each_step import StepAgreement
+from megaopt_guards import RanksCompared
 from torch import nn
 
 from megaopt_core import OptimizerConfig, ProcessGroupCollection, build_optimizer
@@ -52,14 +52,10 @@ def every_step(rounds: int) -> dict:
     optimizer = build_optimizer(model, "adam", lr=1e-3)
     for param in model:
         param.grad = torch.ones_like(param)
-    agreement = StepAgreement(None)
-    agreement.number(optimizer, None)
-    agreement.compared = [(param, name, ()) for param, name in optimizer.names.items()]
-    return summary(
-        interleave(
-            {"the number": lambda: agreement.number(optimizer, None)}, rounds=rounds, clock=time.process_time
-        )
-    )
+    ranks = RanksCompared(optimizer)
+    ranks.votes()
+    ranks._compared = [(param, name, ()) for param, name in optimizer.names.items()]
+    return summary(interleave({"the number": ranks.votes}, rounds=rounds, clock=time.process_time))
 
 
 def values(rounds: int) -> dict:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from megaopt_core.reporting._report import OptimizerReport, ParamRow, PartRow
     from megaopt_core.reporting._text_table import fitted_table, format_table, wrapped
     from megaopt_core.reporting._unused_settings import settings_without_effect
-    from megaopt_core.reporting._watched_model import NamedChunk
+    from megaopt_core.reporting._watched_model import NamedChunk, WatchedModel
 
 __all__ = [
     "Alike",
@@ -31,6 +31,7 @@ __all__ = [
     "PartRow",
     "Samples",
     "Values",
+    "WatchedModel",
     "alike",
     "any_differ",
     "differing_owners",
@@ -54,6 +55,7 @@ _HOME = {
     "PartRow": "_report",
     "Samples": "_changes",
     "Values": "_changes",
+    "WatchedModel": "_watched_model",
     "alike": "_alike",
     "any_differ": "_changes",
     "differing_owners": "_changes",

@@ -35,6 +35,7 @@ from megaopt_core.routing._roles.registered_views import (
 from megaopt_core.routing._route import route
 from megaopt_core.routing._routing import NameMap, ParamRoute, Routing
 from megaopt_core.routing._stored import GivenRouting
+from megaopt_core.routing._wrapped_model import require_same_ranks
 
 __all__ = [
     "ChildSpec",
@@ -65,6 +66,7 @@ __all__ = [
     "output",
     "plain_words",
     "register_matrix_view",
+    "require_same_ranks",
     "route",
     "scaled_learning_rate",
     "settings_alike",

@@ -18,9 +18,9 @@ CORE = ROOT / "megaopt_core"
 CORE_LINES = 15_570
 """Lines of code of the core when it was last made smaller; whoever makes it smaller lowers this."""
 
-ALL_LINES = 47_200
-"""Lines of code of the core and all plugins: 46,000 when code began to leave the core, and 1,200 for runs that
-resume and share ranks, suggested learning rates, and transforms after a step."""
+ALL_LINES = 47_400
+"""Lines of code of the core and all plugins: 46,000 when code began to leave the core, and 1,400 for runs that
+resume and share ranks, suggested learning rates, transforms after a step, and checks of observers."""
 
 MARGIN = 300
 """Lines that the core may grow by before something else has to leave it."""

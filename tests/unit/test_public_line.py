@@ -120,7 +120,7 @@ INSIDE = {
     ("OptimizerPart", "Counting"), ("OptimizerPart", "ForeignWrites"), ("OptimizerPart", "GroupChecks"),
     ("OptimizerPart", "GroupSettings"), ("buffers_alike", "_Buffers"),
     ("StatefulOptimizer", "GroupChecks"), ("MegatronOptimizer", "Observers"),
-    ("known_wrappers", "FoundWrapper"), ("Samples", "_Kind"),
+    ("known_wrappers", "FoundWrapper"), ("Samples", "_Kind"), ("WatchedModel", "_Names"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Looks at the model before every step: at what trains now, and at who reduces its gradients."""
+"""Looks at the model before every step: at what trains now."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import weakref
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from attrs import define, field
 
 from megaopt_core.errors import OwnershipError
-from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._names import shown
 from megaopt_core.reporting._watched_model import WatchedModel
-from megaopt_core.routing._wrapped_model import require_same_ranks
-from megaopt_core.sharding._wrapped import WrappedModel, known_wrappers, wrappers_of
 
-__all__ = ["ModelLook", "WrapperWatch"]
+__all__ = ["ModelLook"]
 
 _CHANGED = {
     "dtype": "is {now} now and was {before} when its optimizer was built: convert the model (.to(dtype), .half(), "
@@ -123,50 +119,3 @@ class ModelLook:
 
 def _plain(value: torch.dtype | torch.device | torch.Size) -> str:
     return str(tuple(value) if isinstance(value, torch.Size) else value).removeprefix("torch.")
-
-
-@define(eq=False)
-class WrapperWatch:
-    """Compares the wrappers that a model has now with those that its optimizer was built for; it keeps none alive.
-
-    One that all-reduces whole gradients may come later, as long as it does so over the ranks of the build. One that
-    scatters them also decides where parameters lie and who steps what: the build has to know it.
-
-    Args:
-        model: the model that the optimizer was built for.
-        pgs: the process groups of the build.
-    """
-
-    model: WatchedModel
-    pgs: ProcessGroupCollection
-    _known: WeakSet[WrappedModel] = field(init=False)
-    _scattered: bool = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        found = wrappers_of(self.model.alive())
-        self._known = WeakSet(found)
-        self._scattered = any(wrapper.scatters_grads for wrapper in found)
-
-    def settle(self) -> None:
-        """Look at the model, and take new wrappers for known.
-
-        Raises:
-            MegaoptError: the gradients that a new wrapper reduces are not those that are stepped.
-        """
-        for index, reference in enumerate(self.model.chunks):
-            for wrapper in (found.wrapper for found in known_wrappers(reference())):
-                if wrapper not in self._known:
-                    self._require_whole_grads(index, wrapper)
-                    require_same_ranks(index, wrapper, self.pgs)
-                    self._known.add(wrapper)
-
-    def _require_whole_grads(self, index: int, wrapper: WrappedModel) -> None:
-        if wrapper.scatters_grads or self._scattered:
-            whose = (
-                "scatters gradients over ranks" if wrapper.scatters_grads else "has other gradient buffers"
-            )
-            raise OwnershipError(
-                f"model chunk {index} was wrapped in {type(wrapper).__name__} after the optimizer was built, and it "
-                f"{whose}: what is stepped here is not what it reduces. Wrap the model first, and build the optimizer "
-                "for the wrapper"
-            )

@@ -11,7 +11,7 @@ from attrs import define, field
 from megaopt_core.errors import OwnershipError, warn_user
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_steps.group_settings import start_groups
-from megaopt_core.optimizers._between_steps.look import ModelLook, WrapperWatch
+from megaopt_core.optimizers._between_steps.look import ModelLook
 from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
 from megaopt_core.optimizers._building.late_pieces import add_to, init_added, replace_in
 from megaopt_core.optimizers._gradients.norm_deduplication import counting_rule
@@ -38,8 +38,6 @@ _REPLACED = "replaced, as load_state_dict(assign=True) does"
 class LateParams:
     """Brings parameters that begin to train after the build to their optimizer, where the strategy can.
 
-    Before that it looks at who reduces the gradients: those that a new wrapper scatters are not those that are stepped.
-
     Args:
         optimizer: the optimizer whose step looks.
         owners: the optimizers of the routing's children, in their order.
@@ -52,7 +50,6 @@ class LateParams:
     builder: ChildBuilder
     overrides: Mapping[ParamKey, ParamGroupOverride] | None
     look: ModelLook = field(init=False)
-    wrappers: WrapperWatch = field(init=False)
     joined: int = field(default=0, init=False)
     """How many parameters have been added or replaced since ranks have compared them."""
     frozen: list[torch.nn.Parameter] = field(factory=list, init=False)
@@ -62,7 +59,6 @@ class LateParams:
 
     def __attrs_post_init__(self) -> None:
         watched = self.optimizer.watched_model
-        self.wrappers = WrapperWatch(watched, self.builder.pgs)
         self.look = ModelLook(watched, self.optimizer.names, self.optimizer.twins)
         for name_of, chunk in watched.named_chunks() if watched.excluded else ():
             for named in named_params(chunk):
@@ -75,7 +71,6 @@ class LateParams:
         Raises:
             MegaoptError: something that trains cannot be stepped, or must not be stepped and would be.
         """
-        self.wrappers.settle()
         self.look.require_unchanged()
         self.frozen = self.look.frozen()
         self._require_reduced()

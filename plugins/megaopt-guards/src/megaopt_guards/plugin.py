@@ -18,7 +18,7 @@ megaopt_api = "1"
 
 @hookimpl
 def megaopt_step_observers(optimizer: MegatronOptimizer) -> Sequence[StepObserver]:
-    """Return what compares ranks, and finds foreign writes and double clipping, as far as there is any to find.
+    """Return what compares ranks, and finds foreign writes, new wrappers and double clipping.
 
     Args:
         optimizer: what is stepped.
@@ -27,9 +27,12 @@ def megaopt_step_observers(optimizer: MegatronOptimizer) -> Sequence[StepObserve
     from megaopt_guards.double_clipping import DoubleClipping
     from megaopt_guards.foreign_writes import ForeignWrites
     from megaopt_guards.ranks_compared import RanksCompared
+    from megaopt_guards.wrappers import WrappersWatched
 
+    watched = any(each.watched_model.chunks for each in (optimizer, *optimizer.children))
+    always = [*([WrappersWatched(optimizer)] if watched else []), DoubleClipping()]
     if takes_part(optimizer.process_groups):
         ranks = RanksCompared(optimizer)
-        return [ranks, ForeignWrites(optimizer, ranks.compare_written), DoubleClipping()]
+        return [ranks, ForeignWrites(optimizer, ranks.compare_written), *always]
     keeps = any(part.writes.kept or part.writes.is_together for part in optimizer.parts)
-    return [*([ForeignWrites(optimizer)] if keeps else []), DoubleClipping()]
+    return [*([ForeignWrites(optimizer)] if keeps else []), *always]

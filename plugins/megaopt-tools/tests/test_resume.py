@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,14 @@ SMALL = Recipe(
     shape=Shape(width=32, layers=1, heads=2, expansion=48),
 )
 TIMES = ("milliseconds_per_step", "tokens_per_second")
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Let Ctrl-C interrupt, also where the tests are the background job of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class _EndsError(Exception):

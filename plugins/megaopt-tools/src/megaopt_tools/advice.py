@@ -64,7 +64,7 @@ def advice_on_setting(name: str, known: Iterable[str], optimizer: str | None = N
         >>> advice_on_setting("learning_rate", ["lr"])
         '; it is called lr here'
         >>> advice_on_setting("warmup_steps", [])
-        "; a schedule is made of the built optimizer: OptimizerParamScheduler, or torch's own schedulers"
+        "; make the schedule from the built optimizer: OptimizerParamScheduler, or torch's own schedulers"
         >>> advice_on_setting("nonsense", [], "mine")
         ''
     """

@@ -24,6 +24,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Precision": ("megaopt_core.precision", "megaopt_lowbit"),
     "Over many ranks": (
         "megaopt_core.parallel",
+        "megaopt_guards",
         "megaopt_distributed",
         "megaopt_layerwise",
         "megaopt_fsdp",

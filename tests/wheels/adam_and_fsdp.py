@@ -20,7 +20,9 @@ from torch.multiprocessing.spawn import ProcessExitedException
 
 from megaopt_core import build_optimizer
 
-SIX = {f"megaopt-{name}" for name in ("core", "adam", "fsdp", "layerwise", "distributed", "checkpoint")}
+SEVEN = {
+    f"megaopt-{name}" for name in ("core", "adam", "fsdp", "layerwise", "distributed", "guards", "checkpoint")
+}
 
 
 def make() -> tuple[torch.nn.Module, Any]:
@@ -66,8 +68,8 @@ def run(rank: int, folder: str) -> None:
 def main() -> None:
     """Check all of it."""
     ours = {each.metadata["Name"] for each in distributions() if each.metadata["Name"].startswith("megaopt")}
-    if ours != SIX:
-        sys.exit(f"{ours} are installed, not {SIX}")
+    if ours != SEVEN:
+        sys.exit(f"{ours} are installed, not {SEVEN}")
     with tempfile.TemporaryDirectory() as folder:
         try:
             torch.multiprocessing.spawn(run, (folder,), nprocs=2)

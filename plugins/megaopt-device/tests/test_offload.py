@@ -322,7 +322,7 @@ def test_no_optimizer_becomes_another_one(name) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer_cpu_offload": True}, "optimizer_offload_fraction=0.0 of the states, which is none"),
+        ({"optimizer_cpu_offload": True}, "optimizer_offload_fraction=0.0 of the states, which is nothing"),
         ({"optimizer_offload_fraction": 1.5}, "must be a number from 0 to 1"),
         ({**OFFLOAD, "optimizer_cuda_graph": True}, "gives a part of the step to the CPU; choose one"),
     ],

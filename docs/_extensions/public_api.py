@@ -21,7 +21,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     ),
     "Which parameter gets which optimizer": ("megaopt_core.params", "megaopt_core.routing"),
     "Optimizers": ("megaopt_muon", "megaopt_bridge"),
-    "Precision": ("megaopt_core.precision", "megaopt_lowbit"),
+    "Precision": ("megaopt_core.precision", "megaopt_lowbit", "megaopt_device"),
     "Over many ranks": (
         "megaopt_core.parallel",
         "megaopt_guards",

@@ -28,7 +28,7 @@ def add_train_command(commands: Commands) -> None:
             "megaopt train",
             "megaopt train --optimizer adam --lr 3e-3 --steps 100 --text my_text.txt",
             "megaopt train --optimizer muon --set muon_momentum=0.9 --out runs/slower",
-            "megaopt train --steps 2000 --save-every 100 --resume",
+            "megaopt train --steps 2000 --save-every 100 --out runs/long",
             "megaopt train --nproc 2 --sharding layer_wise",
         ),
     )

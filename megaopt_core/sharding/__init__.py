@@ -13,6 +13,7 @@ from megaopt_core.sharding._layout import (
     World,
 )
 from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of, has_gradient
+from megaopt_core.sharding._ownership import owning_axes
 from megaopt_core.sharding._protocol import (
     OverlappedParams,
     ParamLayout,
@@ -62,6 +63,7 @@ __all__ = [
     "gradient_of",
     "has_gradient",
     "known_wrappers",
+    "owning_axes",
     "reducer_of",
     "wrappers_of",
 ]

@@ -1,4 +1,4 @@
-"""How many elements of every parameter all ranks together step, and who steps them, as the layout alone shows."""
+"""The elements of every parameter that all ranks together step, and their owners, as the layout alone shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaopt_core.params._specs import ParamSpec
 from megaopt_core.sharding._layout import Peers, PieceSpec, World
 from megaopt_core.sharding._protocol import ParamLayout, spread_axes
 
-__all__ = ["Owners", "owners_of"]
+__all__ = ["Owners", "owners_of", "owning_axes"]
 
 _MOST_SLICES = 2**18
 """Slices of parameters after which no further rank is asked for its own: a few seconds of work."""
@@ -100,13 +100,9 @@ def owners_of(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], wo
 
 
 def _counted(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> Owners:
-    axis, is_expert = specs[0].data_axis, specs[0].is_expert
-    cutting = {placement.axis for spec in specs for placement in spec.dividing}
-    model_axes = sorted({*cutting, *spread_axes(layout, is_expert=is_expert)} - {axis})
-    owners = Owners(is_expert, {spec.name: [] for spec in specs})
-    replicates = axis not in cutting and _replicates(layout, specs, axis, world.size(axis))
+    owners = Owners(specs[0].is_expert, {spec.name: [] for spec in specs})
     seen = 0
-    for rank in world.ranks(*model_axes, *([] if replicates else [axis])):
+    for rank in world.ranks(*owning_axes(layout, specs, world)):
         if seen >= _MOST_SLICES:
             break
         for piece in layout.pieces(rank):
@@ -114,8 +110,26 @@ def _counted(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], wor
             seen += len(piece.members)
     else:
         owners.is_complete = True
-    _require_sums(strategy, owners, specs, axis, world)
+    _require_sums(strategy, owners, specs, specs[0].data_axis, world)
     return owners
+
+
+def owning_axes(layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> tuple[str, ...]:
+    """Return the axes along which ranks own other elements of parameters.
+
+    They are those that divide the model, then the one that shares the optimizer out, unless all ranks along it have
+    everything.
+
+    Args:
+        layout: what a strategy returned.
+        specs: the parameters that it was given, all of experts or none.
+        world: number of ranks along each axis.
+    """
+    axis = specs[0].data_axis
+    cutting = {placement.axis for spec in specs for placement in spec.dividing}
+    model_axes = {*cutting, *spread_axes(layout, is_expert=specs[0].is_expert)} - {axis}
+    replicates = axis not in cutting and _replicates(layout, specs, axis, world.size(axis))
+    return (*sorted(model_axes), *([] if replicates else [axis]))
 
 
 def _replicates(layout: ParamLayout, specs: Sequence[ParamSpec], axis: str, size: int) -> bool:

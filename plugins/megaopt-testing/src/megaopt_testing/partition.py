@@ -19,7 +19,7 @@ from megaopt_core.params import (
     numel_of,
     whole,
 )
-from megaopt_core.sharding import ParamLayout, Peers, PieceSpec, World, cut_of
+from megaopt_core.sharding import ParamLayout, Peers, PieceSpec, World, cut_of, owning_axes
 
 __all__ = ["require_partition"]
 
@@ -34,7 +34,7 @@ type _Block = tuple[tuple[tuple[str, int], ...], str, int, int, int | None, Box 
 
 
 type _Owners = list[tuple[RankCoordinates, Peers | None]]
-"""Who owns one slice: as many as are seen, and where on each axis."""
+"""The owners of one slice, as far as they are seen, and where each stands."""
 
 
 def require_partition(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> None:
@@ -83,21 +83,18 @@ class _Ownership:
     blocks: dict[str, dict[_Block, dict[int, Box]]] = field(factory=dict, init=False)
     homes: dict[int, int] = field(factory=dict, init=False)
     axis: str = field(init=False)
-    cutting: set[str] = field(init=False)
+    axes: tuple[str, ...] = field(init=False)
     model_axes: tuple[str, ...] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.axis = next(iter(self.specs.values())).data_axis
-        self.cutting = {placement.axis for spec in self.specs.values() for placement in spec.dividing}
-        tell = getattr(self.layout, "spread_axes", None)
-        spread = () if tell is None else tell(is_expert=self.axis == "expert_dp")
-        self.model_axes = tuple(sorted({*self.cutting, *spread} - {self.axis}))
+        self.axes = owning_axes(self.layout, list(self.specs.values()), self.world)
+        self.model_axes = tuple(axis for axis in self.axes if axis != self.axis)
 
     def prove(self) -> None:
-        axes = self.model_axes if self._replicates() else (*self.model_axes, self.axis)
         owned: dict[str, dict[_Key, _Owners]] = {name: {} for name in self.specs}
         is_complete = True
-        for rank in self.world.ranks(*axes):
+        for rank in self.world.ranks(*self.axes):
             if self.seen >= _MOST_SLICES:
                 is_complete = False
                 break
@@ -121,23 +118,6 @@ class _Ownership:
                 "parameters are wrong)",
                 names=wrong,
             )
-
-    def _replicates(self) -> bool:
-        """Return whether the first rank and the last along the data axis both have all that there is."""
-        size = self.world.size(self.axis)
-        if size == 1 or self.axis in self.cutting:
-            return False
-        first, last = {self.axis: 0}, {self.axis: size - 1}
-        everything = {name: spec.shard(first).numel for name, spec in self.specs.items()}
-        return self._held(first) == self._held(last) == everything
-
-    def _held(self, rank: RankCoordinates) -> dict[str, int]:
-        held = dict.fromkeys(self.specs, 0)
-        for piece in self.layout.pieces(rank):
-            for _, shard in piece.members:
-                if shard.name in held and piece.peers is None:
-                    held[shard.name] += shard.numel
-        return held
 
     def _add(self, rank: RankCoordinates, owned: Mapping[str, dict[_Key, _Owners]]) -> None:
         for piece in self.layout.pieces(rank):

@@ -1,4 +1,4 @@
-"""What a runner steps: an inner optimizer with what belongs to it."""
+"""An inner optimizer with its precision policy and its pieces, as a step runner sees it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["InnerPart"]
 
 
 class InnerPart(Protocol):
-    """What a runner steps: an inner optimizer, which keeps state, and its precision policy, over this rank's pieces."""
+    """An inner optimizer, which keeps state, and its precision policy, over the pieces that a runner steps."""
 
     inner: torch.optim.Optimizer
     precision: PrecisionPolicy
     stepped: Sequence[torch.Tensor]
     split: ExchangedStep | None
-    """What steps in three parts, and keeps the state of whole tensors; None: `inner` steps."""
+    """The step in three parts, which keeps the state of whole tensors; None: `inner` steps."""
 
     @property
     def config(self) -> Any:

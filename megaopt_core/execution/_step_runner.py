@@ -49,7 +49,7 @@ class StepRunner:
     """
 
     _offloaded: Any = None
-    """What brings states back from the CPU; None where they are not there."""
+    """Brings states back from the CPU; None where they are not there."""
 
     _order: MemoryOrder | None = None
 

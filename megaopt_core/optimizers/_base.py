@@ -209,7 +209,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             return self.pipeline.step()
 
     def join_late_params(self) -> None:
-        """Look at what trains now and who reduces its gradients, and step what has begun to train.
+        """Look at the model, and step parameters that have begun to train.
 
         Raises:
             MegaoptError: some of it cannot be stepped.

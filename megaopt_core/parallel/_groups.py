@@ -281,6 +281,12 @@ class ProcessGroupCollection:
             return self.intra_expt_dp if self.intra_expt_dp is not None else self.expt_dp
         return self.intra_dp_cp if self.intra_dp_cp is not None else self.dense_dp
 
+    @property
+    def replicas(self) -> list[tuple[ProcessGroup, bool]]:
+        """The groups of several ranks that hold replicas, and whether of experts: of dense parameters first."""
+        kinds = ((self.dense_dp, False), (self.expt_dp, True))
+        return [(group, is_expert) for group, is_expert in kinds if communicates(group)]
+
     def of_axis(self, axis: str) -> ProcessGroup | None:
         """Return the group of the ranks along an axis of the world; None where there is one rank only.
 

@@ -24,11 +24,11 @@ class NamedPiece(Protocol):
 
     @property
     def shard(self) -> Shard:
-        """Which elements of the parameter these are."""
+        """The elements of the parameter that these are."""
 
     @property
     def view(self) -> MatrixView | None:
-        """How the parameter is seen as matrices; None: not as any."""
+        """The matrices that the parameter is seen as; None: not as any."""
 
     @property
     def value(self) -> torch.Tensor:

@@ -7,10 +7,12 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["SLOW_SECONDS", "loading", "traceback_of", "words_of"]
+from megaopt_core.errors import MegaoptError, PluginError
+
+__all__ = ["SLOW_SECONDS", "call_blaming", "loading", "traceback_of", "words_of"]
 
 SLOW_SECONDS = 20.0
 """After so many seconds a line on stderr names the plugin that is still being loaded."""
@@ -33,6 +35,33 @@ def words_of(error: BaseException) -> str:
         raise
     except BaseException as unspeakable:  # noqa: BLE001 - the message of a stranger's exception is a stranger's code
         return f"{kind} (its message cannot be shown: str() raised {type(unspeakable).__name__})"
+
+
+def call_blaming[**P, T](
+    what: Callable[[], str], action: Callable[P, T], *arguments: P.args, **named: P.kwargs
+) -> T:
+    """Return what a plugin's code returns; an error of it says who failed. Megaopt's own errors, and warnings, say it.
+
+    Args:
+        what: returns the first words of the message: the code, its plugin, and that it failed.
+        action: the code.
+        *arguments: its arguments.
+        **named: its arguments by name.
+
+    Raises:
+        PluginError: the code raised something else; that is the cause.
+
+    Example:
+        >>> call_blaming(lambda: "transform halve of plugin 'mine' failed", lambda: 1 / 0)
+        Traceback (most recent call last):
+        megaopt_core.errors.PluginError: transform halve of plugin 'mine' failed: ZeroDivisionError: division by zero
+    """
+    try:
+        return action(*arguments, **named)
+    except (MegaoptError, Warning):
+        raise
+    except Exception as error:
+        raise PluginError(f"{what()}: {words_of(error)}") from error
 
 
 def traceback_of(error: BaseException) -> str:

@@ -32,11 +32,11 @@ class ReportedPart(NamedPieces, Protocol):
 
 
 class ReportedOptimizer(StatefulOptimizer, Protocol):
-    """What a report tells of; every `MegatronOptimizer` is one."""
+    """The subject of a report; every `MegatronOptimizer` is one."""
 
     @property
     def parts(self) -> Sequence[ReportedPart]:
-        """What is stepped."""
+        """The inner optimizers."""
 
     unused_settings: tuple[str, ...]
     """Sentences about settings that change nothing."""

@@ -105,7 +105,7 @@ class PerBufferParamLayout:
 
 
 class PlannedRouting(Protocol):
-    """Which optimizer, group and strategy each parameter had when a layout was made; a `Routing` is one."""
+    """The optimizer, group and strategy of each parameter when a layout was made; a `Routing` is one."""
 
     @property
     def params(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What ranks that hold replicas must have alike of a model besides what is stepped: names, shapes and dtypes."""
+"""Names, shapes and dtypes that replicas must have alike, of buffers and of parameters that nothing steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.parallel._agreement import Comparison, Rows
-from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
+from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._names import join, named_modules, named_params
 from megaopt_core.params._parts import is_marked_expert
 from megaopt_core.reporting._watched_model import NamedChunk
@@ -34,14 +34,12 @@ def model_alike(
         everything: buffers too that no state dict has, which a forward pass may make on one rank.
     """
     found = []
-    for what, group, is_expert in ((_WHAT, pgs.dense_dp, False), (f"{_WHAT}, of experts", pgs.expt_dp, True)):
-        if not communicates(group):
-            continue
+    for group, is_expert in pgs.replicas:
         rows: Rows = []
         if _hold_more([chunk for _, chunk in chunks]):
             left = _left_rows(chunks, stepped, is_expert=is_expert)
             rows = [*left, *_buffer_rows(chunks, is_expert=is_expert, everything=everything)]
-        found.append(Comparison.of_rows(what, rows, group))
+        found.append(Comparison.of_rows(f"{_WHAT}{', of experts' * is_expert}", rows, group))
     return found
 
 

@@ -42,7 +42,7 @@ type Sums = Mapping[ProcessGroup | None, torch.Tensor]
 
 @frozen(eq=False)
 class Heard:
-    """What a rank has heard when ranks have met.
+    """Sums and votes of a step, as every rank hears them.
 
     Args:
         values: on the device: sums over all parts and ranks, then a number for each of `flags`, above 0 where it fired.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import field, frozen
 
-from megaopt_core.errors import MegaoptError, PluginError
+from megaopt_core.errors import PluginError
 from megaopt_core.parallel._agreement import Comparison
 from megaopt_core.plugin_api._observers import Change, ReportLine, StepObserver, StepOutcome, VoteSpec
-from megaopt_core.registry._faults import words_of
+from megaopt_core.registry._faults import call_blaming
 from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 
@@ -31,8 +30,14 @@ class Observers:
     """
 
     members: Sequence[tuple[PluginInfo, StepObserver]] = ()
+    vote_specs: tuple[VoteSpec, ...] = field(init=False)
+    """The votes of all."""
     _with: Mapping[str, Sequence[tuple[PluginInfo, StepObserver]]] = field(init=False)
     """Method to the observers that define it."""
+
+    @vote_specs.default
+    def _votes_of_all(self) -> tuple[VoteSpec, ...]:
+        return tuple(spec for _, observer in self.members for spec in observer.vote_specs)
 
     @_with.default
     def _defining(self) -> Mapping[str, Sequence[tuple[PluginInfo, StepObserver]]]:
@@ -86,11 +91,6 @@ class Observers:
                     )
                 owners[spec.name] = plugin
 
-    @property
-    def vote_specs(self) -> tuple[VoteSpec, ...]:
-        """The votes of all."""
-        return tuple(spec for _, observer in self.members for spec in observer.vote_specs)
-
     def alike(self) -> Comparison:
         """Return what all ranks must have alike: which votes there are."""
         rows = [
@@ -105,18 +105,16 @@ class Observers:
 
     def built(self) -> None:
         """Tell all that the optimizer is complete."""
-        for plugin, observer in self._with["built"]:
-            with _blaming(plugin, observer, "built"):
-                observer.built()
+        self._call("built")
 
     def before_step(self) -> None:
         """Let all look at groups and model; the first error is raised when all have looked."""
         refused: Exception | None = None
         for plugin, observer in self._with["before_step"]:
             try:
-                observer.before_step()
+                _ask(plugin, observer, "before_step")
             except Exception as error:  # noqa: BLE001 - kept until other ranks have heard of it
-                refused = refused or _named(plugin, observer, "before_step", error)
+                refused = refused or error
         if refused is not None:
             raise refused
 
@@ -127,13 +125,9 @@ class Observers:
             PluginError: an observer has failed, or gave a vote that it has not declared.
         """
         said: dict[str, int | torch.Tensor] = {}
-        for plugin, observer in self._with["votes"]:
-            try:
-                mine = observer.votes()
-            except Exception as error:
-                raise _named(plugin, observer, "votes", error) from error
+        for mine in self._call("votes"):
             said |= mine
-        unknown = said.keys() - {spec.name for _, observer in self.members for spec in observer.vote_specs}
+        unknown = said.keys() - {spec.name for spec in self.vote_specs}
         if unknown:
             raise PluginError(
                 f"step observers gave votes that none has declared: {', '.join(sorted(unknown))}"
@@ -149,8 +143,7 @@ class Observers:
         settled: set[str] = set()
         for plugin, observer in self._with["decide"]:
             mine = {spec.name: fired[spec.name] for spec in observer.vote_specs}
-            with _blaming(plugin, observer, "decide"):
-                settled.update(observer.decide(mine))
+            settled.update(_ask(plugin, observer, "decide", mine))
         return settled
 
     def after_step(self, outcome: StepOutcome) -> None:
@@ -159,9 +152,7 @@ class Observers:
         Args:
             outcome: how.
         """
-        for plugin, observer in self._with["after_step"]:
-            with _blaming(plugin, observer, "after_step"):
-                observer.after_step(outcome)
+        self._call("after_step", outcome)
 
     def changing(self, what: Change) -> None:
         """Let all look before a change between steps.
@@ -169,9 +160,7 @@ class Observers:
         Args:
             what: the change.
         """
-        for plugin, observer in self._with["changing"]:
-            with _blaming(plugin, observer, "changing"):
-                observer.changing(what)
+        self._call("changing", what)
 
     def changed(self, what: Change) -> None:
         """Tell all of a change between steps.
@@ -179,52 +168,33 @@ class Observers:
         Args:
             what: the change.
         """
-        for plugin, observer in self._with["changed"]:
-            with _blaming(plugin, observer, "changed"):
-                observer.changed(what)
+        self._call("changed", what)
 
     def before_save(self) -> None:
         """Let all look at what is about to be saved."""
-        for plugin, observer in self._with["before_save"]:
-            with _blaming(plugin, observer, "before_save"):
-                observer.before_save()
+        self._call("before_save")
 
     def check(self) -> list[str]:
         """Return the problems that all find; a collective."""
-        found: list[str] = []
-        for plugin, observer in self._with["check"]:
-            with _blaming(plugin, observer, "check"):
-                found += observer.check()
-        return found
+        return [problem for found in self._call("check") for problem in found]
 
     def report_lines(self) -> list[ReportLine]:
         """Return the lines that all add to a report."""
-        found: list[ReportLine] = []
-        for plugin, observer in self._with["report_lines"]:
-            with _blaming(plugin, observer, "report_lines"):
-                found += observer.report_lines()
-        return found
+        return [line for lines in self._call("report_lines") for line in lines]
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of all observers that define it, in order; return their answers."""
+        return [_ask(plugin, observer, method, *arguments) for plugin, observer in self._with[method]]
 
 
 def _called(observer: StepObserver) -> str:
     return f"step observer {type(observer).__name__}"
 
 
-def _named(plugin: PluginInfo, observer: StepObserver, method: str, error: Exception) -> Exception:
-    """Return an error that names the plugin, unless it is one of megaopt's own, which say what they are about."""
-    if isinstance(error, (MegaoptError, Warning)):
-        return error
-    named = PluginError(f"{_called(observer)} of {plugin} failed in {method}(): {words_of(error)}")
-    named.__cause__ = error
-    return named
-
-
-@contextmanager
-def _blaming(plugin: PluginInfo, observer: StepObserver, method: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        named = _named(plugin, observer, method, error)
-        if named is error:
-            raise
-        raise named from error
+def _ask(plugin: PluginInfo, observer: StepObserver, method: str, *arguments: Any) -> Any:
+    """Return what a method of an observer answers; its plugin is named in an error."""
+    return call_blaming(
+        lambda: f"{_called(observer)} of {plugin} failed in {method}()",
+        getattr(observer, method),
+        *arguments,
+    )

@@ -75,13 +75,13 @@ class StepPipeline:
     _observers: Observers | None = field(default=None, init=False)
     _transforms: Transforms | None = field(default=None, init=False)
     last: StepStats | None = field(default=None, init=False)
-    """What the last step measured."""
+    """The statistics of the last step."""
     norms: Mapping[str | None, float] | None = field(default=None, init=False)
     """Norms that were measured after the last step had collected; None: those of the step."""
     _undecided: StepStats | None = field(default=None, init=False)
     """The last step's, whose votes nobody has read."""
     _ready: StepStats | None = field(default=None, init=False)
-    """What the first half of a step has found; None: no step is under way."""
+    """The statistics of a first half whose second half is yet to come."""
     _has_stepped: bool = field(default=False, init=False)
     _has_warned: bool = field(default=False, init=False)
     _ballots: dict[tuple[bool, bool], Ballot] = field(factory=dict, init=False)
@@ -194,7 +194,7 @@ class StepPipeline:
     def _decide(self, stats: StepStats) -> None:
         """Raise on all ranks together, or let observers act together; every rank has heard the same votes."""
         try:
-            require_no_refusal(stats, self.ballot.hearers)
+            require_no_refusal(stats, self.ballot)
             fired = {spec.name: stats.fired(spec.name) for spec in self.observers.vote_specs}
             stats.settled |= self.observers.decide(fired)
             self._warn_if_empty(stats)
@@ -222,12 +222,7 @@ class StepPipeline:
         threshold = self.optimizer.config.grad_norm_skip_threshold
         if not stats.found_inf and voted is not None:
             logger.info("step skipped: %s", voted)
-        elif (
-            not stats.found_inf
-            and math.isfinite(threshold)
-            and stats.has_norms
-            and not stats.norms[None] <= threshold
-        ):
+        elif not stats.found_inf and stats.is_above(threshold):
             logger.info(
                 "step skipped: the gradients' norm %g is above grad_norm_skip_threshold=%g",
                 stats.norms[None],
@@ -329,10 +324,9 @@ class StepPipeline:
         if not (isinstance(clip_grad, (int, float)) and not isinstance(clip_grad, bool) and clip_grad >= 0):
             raise ConfigurationError.of("clip_grad", clip_grad, "must be a number of at least 0")
         norm = self.measure_norms()
-        stats = self._ready or self.last
-        if stats is not None and self.norms is not None:
-            stats.take_norms(self.norms)
-            self._scale_later(stats, clip_grad)
+        if self.last is not None and self.norms is not None:
+            self.last.take_norms(self.norms)
+            self._scale_later(self.last, clip_grad)
         return norm
 
     def count_zeros(self) -> int:
@@ -344,11 +338,11 @@ class StepPipeline:
 
     @property
     def observers(self) -> Observers:
-        """What watches the steps; plugins are asked once, when the optimizer is built or first used."""
+        """The observers of the steps; plugins are asked once, when the optimizer is built or first used."""
         if self._observers is None:
-            self.observers = Observers.of(self.optimizer)
-            self.observers.built()
-        return self._observers or Observers()
+            self._observers = Observers.of(self.optimizer)
+            self._observers.built()
+        return self._observers
 
     @observers.setter
     def observers(self, observers: Observers) -> None:
@@ -366,7 +360,7 @@ class StepPipeline:
 
     @property
     def transforms(self) -> Transforms:
-        """What writes to parameters after each step; plugins are asked once."""
+        """The transforms after each step; plugins are asked once."""
         if self._transforms is None:
             self._transforms = Transforms.of(self.optimizer)
         return self._transforms

@@ -14,9 +14,8 @@ from megaopt_core.errors import (
     UnsupportedOperationError,
 )
 from megaopt_core.optimizers._part import OptimizerPart
-from megaopt_core.optimizers._step.ballot import REFUSED
+from megaopt_core.optimizers._step.ballot import REFUSED, Ballot
 from megaopt_core.optimizers._step.stats import StepStats
-from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.parallel._meeting import gather_over_ranks
 from megaopt_core.sharding._live_model import gradient_misfit
 
@@ -29,7 +28,7 @@ _REFUSED_ELSEWHERE = "another rank cannot step what trains now, or as its settin
 
 @define(eq=False)
 class Refusal:
-    """Why this rank cannot step: the first error before ranks meet, kept until all have heard of it."""
+    """The first error of a rank before ranks meet, kept until all have heard of it."""
 
     error: Exception | None = None
 
@@ -44,12 +43,12 @@ class Refusal:
             return None
 
 
-def require_no_refusal(stats: StepStats, hearers: ProcessGroupCollection) -> None:
+def require_no_refusal(stats: StepStats, ballot: Ballot) -> None:
     """Raise this rank's refusal, or tell of another rank's; a collective of the ranks that heard of one.
 
     Args:
         stats: the votes of a step.
-        hearers: the ranks that have heard them.
+        ballot: knows the ranks that have heard them.
 
     Raises:
         OwnershipError: another rank has refused; the message quotes it.
@@ -59,7 +58,8 @@ def require_no_refusal(stats: StepStats, hearers: ProcessGroupCollection) -> Non
         return
     told = {}
     if REFUSED in stats.heard.flags:
-        told = gather_over_ranks(None if stats.refusal is None else str(stats.refusal), hearers, _WHAT)
+        mine = None if stats.refusal is None else str(stats.refusal)
+        told = gather_over_ranks(mine, ballot.hearers, _WHAT)
     if stats.refusal is not None:
         raise stats.refusal
     messages = [f" Rank {rank}: {message}" for rank, message in told.items() if message is not None]

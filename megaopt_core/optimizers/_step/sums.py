@@ -76,11 +76,12 @@ class GradSums:
     parts: Sequence[OptimizerPart]
     keys: Sequence[str | None]
     device: torch.device
+    groups: dict[dist.ProcessGroup | None, list[OptimizerPart]] = field(init=False)
+    """For each statistics group, the parts that it adds up."""
     _squares: dict[dist.ProcessGroup | None, list[torch.Tensor]] | None = field(default=None, init=False)
 
-    @property
-    def groups(self) -> dict[dist.ProcessGroup | None, list[OptimizerPart]]:
-        """For each statistics group, the parts that it adds up."""
+    @groups.default
+    def _by_stats_group(self) -> dict[dist.ProcessGroup | None, list[OptimizerPart]]:
         grouped: dict[dist.ProcessGroup | None, list[OptimizerPart]] = {}
         for part in self.parts:
             grouped.setdefault(part.sharded.stats_group, []).append(part)

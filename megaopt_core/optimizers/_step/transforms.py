@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from attrs import field, frozen
 
-from megaopt_core.errors import MegaoptError, PluginError, ShardingError
+from megaopt_core.errors import PluginError, ShardingError
 from megaopt_core.parallel._agreement import Comparison
 from megaopt_core.params._names import shown
 from megaopt_core.params._roles import Role
@@ -18,7 +19,7 @@ from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._after_step import AfterStep
 from megaopt_core.plugin_api._observers import ReportLine
 from megaopt_core.precision._policy import PrecisionPolicy
-from megaopt_core.registry._faults import words_of
+from megaopt_core.registry._faults import call_blaming
 from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 
@@ -162,12 +163,8 @@ class Transforms:
         pieces = _pieces_of(optimizer)
         whole = [piece for piece in pieces if piece.shard.is_whole]
         for plugin, transform in self.members:
-            try:
-                transform(whole if transform.granularity is Granularity.TENSOR else pieces)
-            except MegaoptError:
-                raise
-            except Exception as error:
-                raise PluginError(f"{_called(transform)} of {plugin} failed: {words_of(error)}") from error
+            given = whole if transform.granularity is Granularity.TENSOR else pieces
+            call_blaming(partial(_failed, plugin, transform), transform, given)
 
     def report_lines(self, *, overlaps: bool) -> list[ReportLine]:
         """Return a line for each transform, and one where parameters would have been gathered meanwhile.
@@ -184,6 +181,10 @@ class Transforms:
 
 def _called(transform: AfterStep) -> str:
     return f"transform {getattr(transform, '__name__', type(transform).__name__)}"
+
+
+def _failed(plugin: PluginInfo, transform: AfterStep) -> str:
+    return f"{_called(transform)} of {plugin} failed"
 
 
 def _pieces_of(optimizer: MegatronOptimizer) -> list[SteppedElements]:

@@ -1,4 +1,4 @@
-"""What ranks that hold replicas have alike besides values: what is stepped, settings, schedules."""
+"""Comparisons of replicas besides their values: stepped parameters, settings, schedules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup
 
 from megaopt_core import MegatronOptimizer, ProcessGroupCollection
 from megaopt_core.optimizers import kind_of
@@ -39,7 +38,8 @@ def stepped_alike(optimizer: MegatronOptimizer, pgs: ProcessGroupCollection) -> 
         pgs: the process groups.
     """
     found = []
-    for what, group, is_expert in _of_replicas("the parameters that are stepped", pgs):
+    for group, is_expert in pgs.replicas:
+        what = f"the parameters that are stepped{', of experts' * is_expert}"
         rows: Rows = [
             (f"parameter {name!r}", {"": "trains" if param.requires_grad else "was frozen after the build"})
             for param, name in optimizer.names.items()
@@ -59,12 +59,6 @@ def is_of_experts(optimizer: MegatronOptimizer, param: torch.Tensor, name: str) 
     """
     entry = None if optimizer.routing is None else optimizer.routing.params.get(name)
     return is_marked_expert(param) if entry is None else entry.spec.is_expert
-
-
-def _of_replicas(what: str, pgs: ProcessGroupCollection) -> list[tuple[str, ProcessGroup | None, bool]]:
-    """Return who compares dense parameters and who those of experts: the name of it, the group, of experts or not."""
-    kinds = ((what, pgs.dense_dp, False), (f"{what}, of experts", pgs.expt_dp, True))
-    return [kind for kind in kinds if communicates(kind[1])]
 
 
 def settings_of_groups(

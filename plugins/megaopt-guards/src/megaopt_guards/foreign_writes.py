@@ -93,15 +93,18 @@ class ForeignWrites(StepObserver):
         parts = self.optimizer.parts
         own, brought = self._look(), self._brought.look()[0] if self._has_brought else None
         self._counted = {at for at, part in enumerate(parts) if part.writes.is_counted}
-        counted = self._counted or (self._has_brought and any(part.writes.wrote_together() for part in parts))
+        told = self._has_brought and any(part.writes.wrote_together() for part in parts)
+        counted = told or bool(self._counted)
         flags = [flag for flag in (own, brought) if flag is not None]
-        written: int | torch.Tensor = int(bool(counted))
+        written: int | torch.Tensor = int(counted)
         if flags and not counted:
             written = (
                 flags[0] if len(flags) == 1 else torch.stack([flag.to(flags[0]) for flag in flags]).any()
             )
-        said = {_WRITTEN: written}
-        return {**said, _BROUGHT: 0 if brought is None else brought} if self._has_brought else said
+        if not self._has_brought:
+            return {_WRITTEN: written}
+        # The core brings values together where a version counter tells of a write to them.
+        return {_WRITTEN: written, _BROUGHT: 0 if told or brought is None else brought}
 
     def _look(self) -> torch.Tensor | None:
         """Return on the device whether somebody wrote to values of this rank's pieces, and know how to find which."""

@@ -26,14 +26,12 @@ class WrappersWatched(StepObserver):
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
         self._pgs = optimizer.process_groups
-        models = [each.watched_model for each in (optimizer, *optimizer.children)]
-        self._models = {id(model): model for model in models}
         self._known: WeakSet[WrappedModel] = WeakSet()
-        self._scatters: dict[int, bool] = {}
-        for key, model in self._models.items():
+        self._scatters: dict[WatchedModel, bool] = {}
+        for model in (each.watched_model for each in (optimizer, *optimizer.children)):
             found = wrappers_of(model.alive())
             self._known.update(found)
-            self._scatters[key] = any(wrapper.scatters_grads for wrapper in found)
+            self._scatters[model] = any(wrapper.scatters_grads for wrapper in found)
 
     def before_step(self) -> None:
         """Look at the model, and take new wrappers for known.
@@ -41,8 +39,8 @@ class WrappersWatched(StepObserver):
         Raises:
             MegaoptError: the gradients that a new wrapper reduces are not those that are stepped.
         """
-        for key, model in self._models.items():
-            self._look(model, scattered=self._scatters[key])
+        for model, scattered in self._scatters.items():
+            self._look(model, scattered=scattered)
 
     def _look(self, model: WatchedModel, *, scattered: bool) -> None:
         for index, reference in enumerate(model.chunks):

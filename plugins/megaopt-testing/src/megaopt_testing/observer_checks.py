@@ -35,7 +35,7 @@ type _Around = Callable[[StepObserver, str, Callable[..., Any]], Callable[..., A
 
 
 class _Fault(BaseException):
-    """What an observer does wrong; no `except Exception` of the step stops it."""
+    """A fault of an observer; no `except Exception` of the step stops it."""
 
 
 class _Silence(TorchDispatchMode):

@@ -21,7 +21,7 @@ from megaopt_tools.training import Keeper, Run, StepRecord
 __all__ = ["RunCheckpoint", "checkpoint_path", "require_checkpoint"]
 
 _NUMBERS = ("loss", "lr", "grad_norm", "forward", "backward", "optimizer")
-"""What a step has beside its number and its tokens."""
+"""The numbers of a step beside its position and its tokens."""
 
 _ANYWHERE = ("sharding", "use_distributed_optimizer", "use_layer_wise_distributed_optimizer")
 """Settings that a checkpoint does not depend on."""

@@ -1,4 +1,4 @@
-"""What Muon would step of a model, and how wide the model is."""
+"""The matrices of a model that Muon would step, and the width of the model."""
 
 from __future__ import annotations
 

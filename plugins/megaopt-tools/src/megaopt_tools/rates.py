@@ -51,7 +51,7 @@ def suggested_settings(tuned: Tuned, *, multiple: float = MULTIPLE) -> dict[str,
 
     A step of matrices has the size of AdamW's at the same rate, for
     :math:`0.2\sqrt{\max(r, c)}\;\mathrm{rms}(\mathrm{NS}(u)) \approx 0.2`, whatever the shape. The rate is a multiple
-    of AdamW's, and :math:`\eta\lambda` stays as it was. What is no matrix keeps AdamW's settings.
+    of AdamW's, and :math:`\eta\lambda` stays as it was. Other parameters keep AdamW's settings.
 
     Args:
         tuned: AdamW's settings.

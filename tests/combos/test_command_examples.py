@@ -69,9 +69,9 @@ def _checkpoint(folder: Path) -> None:
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_of_a_commands_help_runs(
-    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other, in one folder; each says something on its standard output, and nothing on the other."""
+    """One after the other, in one folder; each, and its ranks, say something on standard output alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "100")
@@ -90,6 +90,6 @@ def test_every_example_of_a_commands_help_runs(
         words = _words(line)
         assert words[0] == name
         assert main(words) == 0, line
-        printed = capsys.readouterr()
+        printed = capfd.readouterr()
         assert printed.err == "", line
         assert printed.out, line

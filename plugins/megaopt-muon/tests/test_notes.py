@@ -87,7 +87,7 @@ def test_a_fused_weight_that_is_left_whole_is_told(
 ) -> None:
     """The report shows what a weight consists of: the note, also before a step, that it is not taken apart."""
     param = fused(label)
-    optimizer = TensorParallelMuon([param], **{"split_qkv": True, **settings})
+    optimizer = TensorParallelMuon([param], ns_method="standard", **{"split_qkv": True, **settings})
     before = {"w": "not split"} if "not split" in said else {}
     assert param_notes(optimizer) == before
     param.grad = torch.randn_like(param)
@@ -99,7 +99,7 @@ def test_a_weight_that_is_left_whole_is_told_by_the_report() -> None:
     """With the view that its reader gave it, whatever steps are made of it."""
     model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 2))
     model[0].weight.matrix_view = MatrixView(split_sizes=(8, 8, 8), fused="qkv")  # type: ignore[arg-type, assignment]
-    optimizer = build_optimizer(model, "muon", lr=0.1, muon_split_qkv=False)
+    optimizer = build_optimizer(model, "muon", lr=0.1, muon_split_qkv=False, muon_ns_method="standard")
     step(model, optimizer)
     notes = {row.name: row.note for row in optimizer.report().params if row.note}
     assert notes == {"0.weight": "not split; plain", "2.weight": "plain"}

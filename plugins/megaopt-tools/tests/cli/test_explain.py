@@ -109,6 +109,7 @@ def folder(plugins: FakePlugins, monkeypatch: pytest.MonkeyPatch) -> Path:
     plugins.install("two", PLUGIN)
     plugins.registry()
     (plugins.folder / "explained_models.py").write_text(MODELS)
+    (plugins.folder / "script.py").write_text("raise SystemExit(2)\n")
     return plugins.folder
 
 
@@ -173,6 +174,11 @@ def test_chunks(capsys) -> None:
             "no_such_module:f",
             "'no_such_module:f': no_such_module cannot be imported "
             "(ModuleNotFoundError: No module named 'no_such_module')",
+        ),
+        (
+            "script:Model",
+            "'script:Model': script runs as a script when it is imported, and exits; put what trains under "
+            '`if __name__ == "__main__":`',
         ),
         (
             "explained_models:Sized",

@@ -66,7 +66,12 @@ def _import(source: str, target: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return _import_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-    except (Exception, SystemExit) as error:
+    except SystemExit as error:
+        remedy = 'put what trains under `if __name__ == "__main__":`'
+        raise _refused(
+            target, f": {source} runs as a script when it is imported, and exits; {remedy}"
+        ) from error
+    except Exception as error:
         raise _refused(target, f": {source} cannot be imported ({type(error).__name__}: {error})") from error
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from megaopt_core.params._views import MatrixView
+from megaopt_core.params._views import MATRIX, MatrixView
 
 __all__ = ["Doubt", "Role", "RoleDecision"]
 
@@ -73,7 +73,59 @@ class RoleDecision:
     reader: str = field(default="", eq=False)
     no_forward: str = field(default="", eq=False)
 
+    @classmethod
+    def embedding(cls, reason: str) -> RoleDecision:
+        """Return the decision that a parameter is an embedding.
+
+        Args:
+            reason: why.
+        """
+        return cls(Role.EMBEDDING, reason)
+
+    @classmethod
+    def output(cls, reason: str) -> RoleDecision:
+        """Return the decision that a parameter is an output head.
+
+        Args:
+            reason: why.
+        """
+        return cls(Role.OUTPUT, reason)
+
+    @classmethod
+    def elementwise(cls, reason: str) -> RoleDecision:
+        """Return the decision that a parameter is element-wise.
+
+        Args:
+            reason: why.
+        """
+        return cls(Role.ELEMENTWISE, reason)
+
+    @classmethod
+    def matrix(cls, reason: str, view: MatrixView = MATRIX) -> RoleDecision:
+        """Return the decision that a parameter is a hidden matrix.
+
+        Args:
+            reason: why.
+            view: how it is seen as matrices.
+        """
+        return cls(Role.MATRIX, reason, view=view)
+
     @property
     def uncertain(self) -> bool:
         """True when any of it is a guess."""
         return self.doubt is not Doubt.NONE
+
+    def doubted(self, why: str = "", doubt: Doubt = Doubt.ROLE) -> RoleDecision:
+        """Return the decision with a doubt about it.
+
+        Args:
+            why: what speaks against it; added to the reason.
+            doubt: what is doubtful; a doubt about the role is never weakened to one about the layout.
+
+        Example:
+            >>> RoleDecision.matrix("weight of Linear").doubted("nothing takes its product").reason
+            'weight of Linear; nothing takes its product'
+        """
+        reason = f"{self.reason}; {why}" if why else self.reason
+        kept = Doubt.ROLE if Doubt.ROLE in (self.doubt, doubt) else doubt
+        return evolve(self, reason=reason, doubt=kept)

@@ -15,17 +15,7 @@ from megaopt_core.routing._overrides.from_config import (
     scaled_learning_rate,
     vector_like_overrides,
 )
-from megaopt_core.routing._roles.base_rules import Target, target_of, tied_role
-from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.infer import infer_roles
-from megaopt_core.routing._roles.module_types import (
-    by_module_type,
-    by_shape,
-    is_conv1d,
-    is_linear,
-    is_projection,
-    stated,
-)
 from megaopt_core.routing._roles.registered_views import (
     ModuleMatch,
     ViewHandle,
@@ -46,24 +36,13 @@ __all__ = [
     "NameMap",
     "ParamRoute",
     "Routing",
-    "Target",
     "ViewHandle",
     "ViewSource",
-    "by_module_type",
-    "by_shape",
-    "doubted",
-    "elementwise",
-    "embedding",
     "get_mup_config_overrides",
     "get_standard_config_overrides",
     "infer_roles",
-    "is_conv1d",
-    "is_linear",
-    "is_projection",
-    "matrix",
     "matrix_like_overrides",
     "names_of_several",
-    "output",
     "plain_words",
     "register_matrix_view",
     "require_same_ranks",
@@ -71,9 +50,6 @@ __all__ = [
     "scaled_learning_rate",
     "settings_alike",
     "stages_of_names",
-    "stated",
-    "target_of",
-    "tied_role",
     "vector_like_overrides",
     "wrong_names",
 ]

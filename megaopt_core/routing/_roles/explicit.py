@@ -11,7 +11,6 @@ from megaopt_core.errors import ViewError
 from megaopt_core.params._names import NamedParam
 from megaopt_core.params._roles import Doubt, Role, RoleDecision
 from megaopt_core.params._views import MATRIX, Fused, MatrixView
-from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.registered_views import registered_view
 
 __all__ = ["apply_explicit", "cut_by_attributes"]
@@ -112,11 +111,11 @@ def _decided(entry: NamedParam, found: RoleDecision, said: Role | MatrixView, wh
     if said is Role.MATRIX:
         return _as_found(_as_matrix(entry, found.view or MATRIX, who), found)
     if said is Role.ELEMENTWISE:
-        return elementwise(who)
+        return RoleDecision.elementwise(who)
     if said is Role.EMBEDDING:
-        return embedding(who)
+        return RoleDecision.embedding(who)
     is_table = who.startswith("attribute is_embedding") and _is_table(entry, found)
-    return embedding(f"{who}; {found.reason}") if is_table else output(who)
+    return RoleDecision.embedding(f"{who}; {found.reason}") if is_table else RoleDecision.output(who)
 
 
 def _is_table(entry: NamedParam, found: RoleDecision) -> bool:
@@ -142,7 +141,7 @@ def _as_matrix(entry: NamedParam, view: MatrixView, who: str) -> RoleDecision:
             view.matrix_shapes(tuple(entry.param.shape))
     except ViewError as error:
         raise ViewError(f"{entry.name}: {who}: {error}") from None
-    return matrix(who, view)
+    return RoleDecision.matrix(who, view)
 
 
 def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
@@ -152,7 +151,7 @@ def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
     if use_muon is None:
         return decision
     if not use_muon and decision.role is Role.MATRIX:
-        return elementwise("attribute use_muon is False")
+        return RoleDecision.elementwise("attribute use_muon is False")
     if not use_muon:
         return evolve(decision, doubt=Doubt.NONE)
     settles = decision.role is not Role.MATRIX or decision.doubt is Doubt.ROLE
@@ -163,7 +162,7 @@ def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
                 f"{entry.name}: two descriptions contradict each other: attribute use_muon says role 'matrix', "
                 f"attribute {marks[0]} says an embedding{'' if marks[0] == _EMBEDDING else ' or output'}"
             )
-        return _as_found(matrix("attribute use_muon is True", decision.view or MATRIX), decision)
+        return _as_found(RoleDecision.matrix("attribute use_muon is True", decision.view or MATRIX), decision)
     return decision
 
 
@@ -177,8 +176,8 @@ def _denied(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
     why = f"attribute {denied[0]} is False"
     is_projected = any(not isinstance(module, nn.Embedding) for _, module, _ in entry.owners)
     if decision.role is Role.OUTPUT and entry.param.dim() > 1 and is_projected:
-        return _as_found(matrix(why, decision.view or MATRIX), decision)
-    return elementwise(why)
+        return _as_found(RoleDecision.matrix(why, decision.view or MATRIX), decision)
+    return RoleDecision.elementwise(why)
 
 
 def _as_found(said: RoleDecision, found: RoleDecision) -> RoleDecision:
@@ -187,5 +186,5 @@ def _as_found(said: RoleDecision, found: RoleDecision) -> RoleDecision:
     unknown = found.role in (Role.ELEMENTWISE, Role.EMBEDDING) and found.view is None
     if found.doubt is Doubt.LAYOUT or found.unread or unknown:
         why = f"which matrices lie inside is not known; {found.reason.partition('; ')[2]}".rstrip("; ")
-        return doubted(said, why, Doubt.LAYOUT)
+        return said.doubted(why, Doubt.LAYOUT)
     return said

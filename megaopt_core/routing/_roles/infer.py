@@ -1,4 +1,4 @@
-"""The one entry: what every parameter of a model is, as it is said, read by a plugin, or known from its module."""
+"""The one entry: what every parameter of a model is, as it is said, or as a plugin reads it from the model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from megaopt_core.params._views import MatrixView
 from megaopt_core.registry._catalogue import ROLE_READER
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._roles.base_rules import BaseRules
-from megaopt_core.routing._roles.decisions import settleable
 from megaopt_core.routing._roles.explicit import apply_explicit
 
 __all__ = ["infer_roles"]
@@ -36,9 +34,8 @@ def infer_roles(
     """Find what every parameter of a model is.
 
     What is said of a parameter explicitly comes first: attributes on it, then annotations, then views that users
-    registered. Then what a plugin has read from the model (`megaopt-roles` does). Where there is no such plugin, the
-    type of the module that owns it decides, and what that leaves in doubt is element-wise. Nothing is run, and names
-    decide nothing.
+    registered. Then what a plugin has read from the model (`megaopt-roles` does). Where there is no such plugin,
+    parameters of two or more dimensions are element-wise, in doubt.
 
     Args:
         model: any module, on any device (meta too), wrapped or not.
@@ -59,9 +56,9 @@ def infer_roles(
 
     Example:
         >>> import torch
-        >>> model = torch.nn.Sequential(torch.nn.Embedding(100, 8), torch.nn.LSTM(8, 8))
-        >>> {name: str(decision.role) for name, decision in infer_roles(model).items() if "weight" in name}
-        {'0.weight': 'embedding', '1.weight_ih_l0': 'matrix', '1.weight_hh_l0': 'matrix'}
+        >>> decisions = infer_roles(torch.nn.Linear(8, 4), {"weight": Role.OUTPUT})
+        >>> {name: str(decision.role) for name, decision in decisions.items()}
+        {'weight': 'output', 'bias': 'elementwise'}
     """
     entries = named_params(model)
     known = {name for entry in entries for name in (entry.name, *entry.aliases)}
@@ -75,11 +72,42 @@ def infer_roles(
             raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
     said, read = _ask_plugins(unwrap(model), known, failed, example=example, no_forward=no_forward)
     said |= annotations or {}
-    rules = BaseRules(unwrap(model), reader=_absent_reader(read))
+    absent = _absent_reader(read)
     return {
-        entry.name: settleable(apply_explicit(entry, _read(entry, read) or rules.decide(entry), said))
+        entry.name: _settleable(apply_explicit(entry, _read(entry, read) or _unread(entry, absent), said))
         for entry in entries
     }
+
+
+def _unread(entry: NamedParam, absent: PluginInfo | str | None) -> RoleDecision:
+    """Return what is known of a parameter that nothing has read from the model: what its number type and shape tell.
+
+    Args:
+        entry: the parameter.
+        absent: who would know more, and why it does not; None: it has read this model.
+    """
+    if entry.param.dtype.is_complex:
+        return RoleDecision.elementwise("complex numbers")
+    if entry.param.dim() < 2:
+        return RoleDecision.elementwise("one dimension" if entry.param.dim() else "a scalar")
+    if absent is None:
+        hint = ""
+    elif isinstance(absent, str):
+        hint = f"; pip install {absent} reads it from the model"
+    else:
+        hint = f"; {absent} would read it from the model: {absent.error or 'it has not'}"
+    _, module, attribute = entry.owners[0]
+    reason = f"{attribute} of {type(module).__name__}: its use is not known{hint}"
+    return evolve(RoleDecision.elementwise(reason).doubted(), unread=absent is not None)
+
+
+def _settleable(decision: RoleDecision) -> RoleDecision:
+    """Return a decision whose reason names the attribute that settles what is doubtful about it."""
+    if not decision.uncertain:
+        return decision
+    return evolve(
+        decision, reason=f"{decision.reason}; its attribute {decision.doubt.settled_by} settles this"
+    )
 
 
 def _absent_reader(read: Mapping[str, RoleDecision]) -> PluginInfo | str | None:

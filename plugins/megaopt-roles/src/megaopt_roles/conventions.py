@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.params import RoleDecision
-from megaopt_core.routing import doubted, elementwise, is_conv1d, matrix, output
 from megaopt_roles.libraries import Told
 from megaopt_roles.structure import (
     Structure,
@@ -18,6 +17,7 @@ from megaopt_roles.structure import (
     outputs_of,
     takes_of,
 )
+from megaopt_roles.torch_modules import is_conv1d
 
 __all__ = ["Conventions"]
 
@@ -57,18 +57,18 @@ class Conventions:
             module: the layer.
         """
         if self.marked:
-            return matrix("the model marks its embedding and output, and this is neither")
+            return RoleDecision.matrix("the model marks its embedding and output, and this is neither")
         if is_conv1d(module):
-            return matrix(f"weight of {type(module).__name__}")
+            return RoleDecision.matrix(f"weight of {type(module).__name__}")
         if any(isinstance(self.structure.modules[above], _BLOCKS) for above in self.structure.above(name)):
-            return matrix("part of torch's own attention or transformer layer")
+            return RoleDecision.matrix("part of torch's own attention or transformer layer")
         headed = self._head_part(name)
         if self.told.getter_asked and headed is None:
-            return matrix("get_classifier does not return it")
+            return RoleDecision.matrix("get_classifier does not return it")
         if headed is None and self.told.is_inside(name):
             few = outputs_of(module) <= _FEW and not _is_factor(name)
             heads = self._has_most_rows(module) and self.structure.block_of(name) is None
-            return None if few or heads else matrix("inside the base model")
+            return None if few or heads else RoleDecision.matrix("inside the base model")
         return None
 
     def layer(self, name: str, module: nn.Module) -> RoleDecision:
@@ -81,25 +81,25 @@ class Conventions:
         block, outs = self.structure.block_of(name), outputs_of(module)
         rows = [table for table in self.structure.tables if self._has_rows_of(module, table)]
         if block is None and self._has_most_rows(module):
-            found = output("as many rows as the largest embedding")
+            found = RoleDecision.output("as many rows as the largest embedding")
             taken = any(outs in takes_of(layer) for layer in self.structure.inside(""))
-            return doubted(found, "and a layer takes as many features") if taken else found
+            return found.doubted("and a layer takes as many features") if taken else found
         headed = self._head_part(name)
         small = outs <= _FEW and not _is_factor(name) and isinstance(module, nn.Linear)
         if block is not None and headed is None and not small:
-            return matrix(f"in the repeated block {block}")
+            return RoleDecision.matrix(f"in the repeated block {block}")
         taker = None if self._is_squashed(name) else self._taker(name, module, headed)
         if taker is not None:
             whole = outs in takes_of(self.structure.modules[taker])
-            return matrix(f"{taker} takes {'its' if whole else 'a part of its'} {outs} features")
+            return RoleDecision.matrix(f"{taker} takes {'its' if whole else 'a part of its'} {outs} features")
         if rows:
-            return output("as many rows as an embedding")
+            return RoleDecision.output("as many rows as an embedding")
         if self._taker(name, module, None) is None and not self.told.is_inside(name):
             if self._head_part(name) is not None:
-                return output("a head's name, and no layer takes its features")
+                return RoleDecision.output("a head's name, and no layer takes its features")
             if self._is_last(name):
-                return output("the last layer of a Sequential model")
-        return doubted(output("no later layer takes its features"))
+                return RoleDecision.output("the last layer of a Sequential model")
+        return RoleDecision.output("no later layer takes its features").doubted()
 
     def bare(
         self, owner: tuple[str, nn.Module, str], shape: tuple[int, ...], *, adapted: bool
@@ -117,13 +117,13 @@ class Conventions:
             adapted |= not any(isinstance(part, nn.Embedding) for part in module.modules())
         if adapted:
             if len(shape) == 2 and _FACTOR.search(name):
-                return matrix("a low-rank factor of a hidden layer")
+                return RoleDecision.matrix("a low-rank factor of a hidden layer")
         elif 1 in shape if len(shape) == 2 else shape[0] == 1 and len(shape) in (3, 4):
-            return elementwise("a side of one")
+            return RoleDecision.elementwise("a side of one")
         if len(shape) == 2 and (_TABLE_NAME.search(attribute) or attribute in ("A_log", "D")):
-            return elementwise(f"{attribute}: the name of a table, token, bias or gain")
+            return RoleDecision.elementwise(f"{attribute}: the name of a table, token, bias or gain")
         why = f"{attribute} of {type(module).__name__}: no convention says how it is used"
-        return doubted(elementwise(why))
+        return RoleDecision.elementwise(why).doubted()
 
     def may_be_fused(self, name: str, module: nn.Module) -> bool:
         """Return whether a layer may hold several matrices: no layer near it takes its features, but some take a part.

@@ -10,8 +10,8 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import Doubt, Fused, MatrixView, Role, RoleDecision
-from megaopt_core.routing import by_module_type, doubted, elementwise, embedding, matrix, output
 from megaopt_roles.structure import Structure, is_a, is_layer
+from megaopt_roles.torch_modules import by_module_type
 
 __all__ = ["by_type", "layer_view"]
 
@@ -47,16 +47,18 @@ def _transformers(module: nn.Module, attribute: str, shape: Shape) -> RoleDecisi
     """Return what modules of transformers are: routers and expert stacks."""
     kind = type(module).__name__
     if re.search("Router|Gate", kind):
-        return matrix(f"router ({kind})") if attribute == "weight" and len(shape) == 2 else None
+        return RoleDecision.matrix(f"router ({kind})") if attribute == "weight" and len(shape) == 2 else None
     if "Experts" not in kind:
         return None
     if attribute.endswith("bias"):
-        return elementwise(f"biases of {kind}, a row for each expert")
+        return RoleDecision.elementwise(f"biases of {kind}, a row for each expert")
     if len(shape) != 3:
         return None
     transposed = getattr(module, "is_transposed", None)
     if not isinstance(transposed, bool):
-        return doubted(matrix(f"stack of {kind}", _EXPERTS), "how it is stored is not known", Doubt.LAYOUT)
+        return RoleDecision.matrix(f"stack of {kind}", _EXPERTS).doubted(
+            "how it is stored is not known", Doubt.LAYOUT
+        )
     view = evolve(_EXPERTS, transposed=transposed)
     if "gate_up" in attribute and getattr(module, "has_gate", True):
         rows = shape[1 if not transposed else 2] // 2
@@ -64,13 +66,13 @@ def _transformers(module: nn.Module, attribute: str, shape: Shape) -> RoleDecisi
         view = evolve(
             view, split_sizes=(rows, rows) if concatenated else (1, 1), label="gate_up", fused=Fused.GATE_UP
         )
-    return matrix(f"stack of {kind}", view)
+    return RoleDecision.matrix(f"stack of {kind}", view)
 
 
 def _engine_matrix(module: nn.Module, attribute: str, shape: Shape) -> RoleDecision:
     gated = attribute == "fc1_weight" and str(getattr(module, "activation", "")).endswith("glu")
     split = (shape[0] // 2,) * 2 if gated else ()
-    return matrix(f"{attribute} of {type(module).__name__}", MatrixView(split_sizes=split))
+    return RoleDecision.matrix(f"{attribute} of {type(module).__name__}", MatrixView(split_sizes=split))
 
 
 type Rule = Callable[[nn.Module, str, Shape], RoleDecision | None]
@@ -78,14 +80,14 @@ type Rule = Callable[[nn.Module, str, Shape], RoleDecision | None]
 _ENGINE = ("transformer_engine.pytorch.", "megatron.core.extensions.transformer_engine.")
 _TABLE: list[tuple[tuple[str, ...], str, int, Rule]] = [
     ((_MEGATRON_LINEAR + "VocabParallelEmbedding",), "weight", 2,
-     lambda module, *_: embedding(f"table of {type(module).__name__}")),
+     lambda module, *_: RoleDecision.embedding(f"table of {type(module).__name__}")),
     (("megatron.core.transformer.moe.router.Router",), "weight", 2,
-     lambda module, *_: matrix(f"router ({type(module).__name__})")),
+     lambda module, *_: RoleDecision.matrix(f"router ({type(module).__name__})")),
     (("megatron.core.ssm.mamba_mixer.MambaMixer",), "conv1d_weight", 0,
-     lambda *_: elementwise("depthwise convolution of MambaMixer")),
+     lambda *_: RoleDecision.elementwise("depthwise convolution of MambaMixer")),
     (("torchtitan.models.common.moe.GroupedExperts",), ".*", 3,
-     lambda module, *_: matrix(f"stack of {type(module).__name__}, one matrix for each expert", _EXPERTS)),
-    (_ENGINE, "layer_norm_.*", 0, lambda module, *_: elementwise(f"norm of {type(module).__name__}")),
+     lambda module, *_: RoleDecision.matrix(f"stack of {type(module).__name__}, one matrix for each expert", _EXPERTS)),
+    (_ENGINE, "layer_norm_.*", 0, lambda module, *_: RoleDecision.elementwise(f"norm of {type(module).__name__}")),
     (_ENGINE, r"fc[12]_weight|weight\d+", 2, _engine_matrix),
     (("transformers.",), ".*", 0, _transformers),
 ]  # fmt: skip
@@ -95,7 +97,7 @@ _TABLE: list[tuple[tuple[str, ...], str, int, Rule]] = [
 def _of_adaptive_softmax(structure: Structure, name: str) -> RoleDecision | None:
     above = (name, *structure.above(name))
     if any(isinstance(structure.modules[part], nn.AdaptiveLogSoftmaxWithLoss) for part in above):
-        return output("part of AdaptiveLogSoftmaxWithLoss")
+        return RoleDecision.output("part of AdaptiveLogSoftmaxWithLoss")
     return None
 
 

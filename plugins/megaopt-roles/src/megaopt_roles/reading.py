@@ -8,20 +8,12 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import Doubt, NamedParam, Role, RoleDecision, named_params, unwrap
-from megaopt_core.routing import (
-    by_shape,
-    doubted,
-    elementwise,
-    embedding,
-    matrix,
-    output,
-    target_of,
-    tied_role,
-)
 from megaopt_roles.conventions import Conventions
 from megaopt_roles.libraries import own_batch, told_by_libraries
 from megaopt_roles.module_types import by_type, layer_view
+from megaopt_roles.places import target_of, tied_role
 from megaopt_roles.structure import Structure, is_a, is_layer
+from megaopt_roles.torch_modules import by_shape
 from megaopt_roles.verdicts import verdict, with_view
 from megaopt_roles.watch import Notes, watch
 
@@ -91,10 +83,10 @@ class _Rules:
         if settled is not None:
             return settled
         if entry.param.numel() == 0:
-            return elementwise("empty")
+            return RoleDecision.elementwise("empty")
         found = [self._at(entry, owner, notes) for owner in entry.owners]
         if id(entry.param) in self.told.heads and not any(one.role is Role.EMBEDDING for one in found):
-            return output(f"{self.told.heads[id(entry.param)]} returns it")
+            return RoleDecision.output(f"{self.told.heads[id(entry.param)]} returns it")
         return tied_role(found)
 
     def _at(self, entry: NamedParam, owner: tuple[str, nn.Module, str], notes: Notes | None) -> RoleDecision:
@@ -104,12 +96,12 @@ class _Rules:
         if target is not None:
             owner, scales = target
             if scales:
-                return elementwise("the gain of a parametrized weight")
+                return RoleDecision.elementwise("the gain of a parametrized weight")
         name, module, attribute = owner
         adapted = self._adapted(entry, name, module, notes)
         if adapted is not None and adapted.role is not Role.MATRIX:
-            factor = elementwise(f"low-rank factor of a layer that is {adapted.role}")
-            return doubted(factor) if adapted.uncertain else factor
+            factor = RoleDecision.elementwise(f"low-rank factor of a layer that is {adapted.role}")
+            return factor.doubted() if adapted.uncertain else factor
         found = by_type(self.structure, owner, shape)
         if isinstance(module, nn.Bilinear) and attribute == "weight":
             return self._layer(entry, name, module, notes)
@@ -126,13 +118,15 @@ class _Rules:
         view, known = layer_view(self.structure, name, module, shape)
         certain = self.conventions.certain(name, module)
         if known:
-            certain = matrix(f"a part of {type(self.structure.modules[name.rpartition('.')[0]]).__name__}")
+            certain = RoleDecision.matrix(
+                f"a part of {type(self.structure.modules[name.rpartition('.')[0]]).__name__}"
+            )
         guess = certain or self.conventions.layer(name, module)
         if guess.role is Role.MATRIX:
             guess = evolve(guess, view=view)
             if not known and self.conventions.may_be_fused(name, module):
                 why = "no layer takes as many features as it gives: it may be several matrices"
-                guess = doubted(guess, why, Doubt.LAYOUT)
+                guess = guess.doubted(why, Doubt.LAYOUT)
         if notes is None:
             return guess
         seen = verdict(entry, notes, view)
@@ -164,7 +158,7 @@ class _Rules:
                 continue
             weight = base._parameters.get("weight")
             adapted = None if weight is None else self.by_param.get(id(weight))
-            return embedding("adapted") if adapted is None else self.decide(adapted, None)
+            return RoleDecision.embedding("adapted") if adapted is None else self.decide(adapted, None)
         own = name.endswith(".base_layer")  # it is what factors adapt, however large these are
         beside = None if own else self.structure.base_of(name, module, entry.param)
         found = None if beside is None else self.decide(self.by_param[id(beside)], notes)

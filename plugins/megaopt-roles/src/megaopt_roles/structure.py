@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.params import named_modules
-from megaopt_core.routing import is_conv1d, is_linear
+from megaopt_roles.torch_modules import is_conv1d, is_linear
 
 __all__ = ["Structure", "is_a", "is_depthwise", "is_layer", "norm_width", "outputs_of", "takes_of"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from megaopt_core.params import Doubt, MatrixView, NamedParam, Role, RoleDecision
-from megaopt_core.routing import doubted, elementwise, embedding, matrix, output
 from megaopt_roles.views import seen_view
 from megaopt_roles.watch import Met, Notes, Use
 
@@ -58,7 +57,7 @@ def with_view(entry: NamedParam, found: RoleDecision, notes: Notes) -> RoleDecis
     unstated = found.doubt is Doubt.LAYOUT and entry.param.dim() > 2
     view = seen.view(entry, None if unstated else found.view)
     if view is None:
-        return found if found.uncertain else doubted(found, _UNSEEN, Doubt.LAYOUT)
+        return found if found.uncertain else found.doubted(_UNSEEN, Doubt.LAYOUT)
     settled = Doubt.NONE if found.doubt is Doubt.LAYOUT else found.doubt
     reason = found.reason if found.doubt is not Doubt.LAYOUT else found.reason.partition("; ")[0]
     reason += _parts(view) if view != found.view else ""
@@ -84,24 +83,26 @@ def verdict(entry: NamedParam, notes: Notes, base: MatrixView | None = None) -> 
     if not uses or Use.UNKNOWN in uses:
         return None
     if sum(size > 1 for size in shape) < 2 and base is None:
-        return elementwise("one row")
+        return RoleDecision.elementwise("one row")
     if Use.INDEXED in uses:
-        return embedding(f"{Use.INDEXED}{seen.at(Use.INDEXED)}")
+        return RoleDecision.embedding(f"{Use.INDEXED}{seen.at(Use.INDEXED)}")
     if not uses & {Use.CONTRACTED, Use.ATTENDED} or (Use.CONTRACTED not in uses and base is None):
         use = next((use for use in (Use.DEPTHWISE, Use.ATTENDED, Use.ROWS, Use.ENTRIES) if use in uses), None)
-        return elementwise(f"{use}{seen.at(use)}" if use else "no product sums over it")
+        return RoleDecision.elementwise(f"{use}{seen.at(use)}" if use else "no product sums over it")
     if base is None and (tables := uses & {Use.PICKED, Use.SCORING}) and len(shape) == 2:
-        return elementwise(f"a table: {min(tables)}{seen.at(min(tables))}")
+        return RoleDecision.elementwise(f"a table: {min(tables)}{seen.at(min(tables))}")
     if base is None and ((Use.EXPANDED in uses and shape[0] == 1) or Use.ATTENDED in uses):
-        return elementwise(
+        return RoleDecision.elementwise(
             f"tokens: repeated for every example, or weighed by a softmax{seen.at(Use.ATTENDED)}"
         )
     if Use.CHOSEN in uses and entry.owners and base is None:
-        return doubted(elementwise(f"{Use.CHOSEN}: learned queries, or a projection"))
+        return RoleDecision.elementwise(f"{Use.CHOSEN}: learned queries, or a projection").doubted()
     if notes.uncertain_rows & seen.keys and not any(
         product.ins or product.outs for key in seen.keys for product in notes.products.get(key, ())
     ):
-        return doubted(elementwise("something fixed takes its rows, and the result is an activation"))
+        return RoleDecision.elementwise(
+            "something fixed takes its rows, and the result is an activation"
+        ).doubted()
     return _contracted(entry, seen, uses, base)
 
 
@@ -112,24 +113,24 @@ def _contracted(entry: NamedParam, seen: _Seen, uses: set[Use], base: MatrixView
     view = seen.view(entry, base)
     where = "its product returns to the stream" if adding else "a product takes what it makes"
     where += seen.at("adding" if adding else "consumed")
-    hidden = matrix(f"{where}{_parts(view)}", view or base or MatrixView())
+    hidden = RoleDecision.matrix(f"{where}{_parts(view)}", view or base or MatrixView())
     if view is None:
-        hidden = doubted(hidden, _UNSEEN, Doubt.LAYOUT)
+        hidden = hidden.doubted(_UNSEEN, Doubt.LAYOUT)
     ended = {met for key, met in notes.ends if key in seen.keys}
     if uses & {Use.ENTRIES, Use.SUMMED}:
-        mixed = elementwise("a product sums over it, and it is used by entries")
-        return doubted(hidden if projected else mixed)
+        mixed = RoleDecision.elementwise("a product sums over it, and it is used by entries")
+        return (hidden if projected else mixed).doubted()
     if adding:
         few = len(shape) == 2 and shape[0] <= _FEW and Met.DIRECT in ended
-        return doubted(hidden, "it gives few features, and the model returns them, too") if few else hidden
+        return hidden.doubted("it gives few features, and the model returns them, too") if few else hidden
     if projected:
         returned = ended & {Met.DIRECT, Met.GATED} and notes.direct & seen.keys
-        return doubted(hidden, "the model returns its product, too") if returned else hidden
+        return hidden.doubted("the model returns its product, too") if returned else hidden
     if ended and ended <= {Met.SCALED}:
-        return doubted(evolve(hidden, reason="only a norm stands between its product and the output"))
+        return evolve(hidden, reason="only a norm stands between its product and the output").doubted()
     if ended:
-        head = output("its product is the output: nothing takes it")
+        head = RoleDecision.output("its product is the output: nothing takes it")
         if len(shape) == 2 and shape[0] == shape[1]:
-            return doubted(head, "it is as wide as what it takes: it may be hidden in a larger model")
-        return head if ended & {Met.DIRECT, Met.SCORED} else doubted(head, "it meets what others made")
-    return doubted(evolve(hidden, reason="nothing takes its product"))
+            return head.doubted("it is as wide as what it takes: it may be hidden in a larger model")
+        return head if ended & {Met.DIRECT, Met.SCORED} else head.doubted("it meets what others made")
+    return evolve(hidden, reason="nothing takes its product").doubted()

@@ -1,4 +1,4 @@
-"""What the core knows about parameters without a reader: element-wise where there is doubt, and who would tell."""
+"""Models that nothing reads: what has two dimensions is element-wise, in doubt, and the reason says who would tell."""
 
 import re
 import warnings
@@ -38,6 +38,14 @@ def _no_reader() -> Iterator[None]:
     reset_registry()
 
 
+class Scaled(nn.Module):
+    """A scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
 class Raw(nn.Module):
     """A matrix that no module type explains."""
 
@@ -47,52 +55,32 @@ class Raw(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "role", "reason"),
+    ("module", "name", "reason"),
     [
-        (nn.Embedding(8, 4), "weight", Role.EMBEDDING, "table of Embedding"),
-        (nn.LayerNorm(4), "weight", Role.ELEMENTWISE, "one dimension"),
-        (nn.LSTM(4, 4), "weight_hh_l0", Role.MATRIX, "weight of LSTM, 4 gates"),
-        (nn.MultiheadAttention(4, 2), "in_proj_weight", Role.MATRIX, "q, k and v of MultiheadAttention"),
-        (
-            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
-            "parametrizations.weight.original0",
-            Role.ELEMENTWISE,
-            "the gain of a parametrized weight",
-        ),
+        (nn.Linear(4, 8), "bias", "one dimension"),
+        (nn.Linear(4, 8, dtype=torch.complex64), "weight", "complex numbers"),
+        (Scaled(), "scale", "a scalar"),
     ],
 )
-def test_what_the_module_type_settles_is_certain(module, name, role, reason) -> None:
+def test_what_number_type_and_shape_tell_is_certain(module: nn.Module, name: str, reason: str) -> None:
     """A reader would say no more."""
     decision = infer_roles(module)[name]
-    assert (decision.role, decision.reason, decision.uncertain) == (role, reason, False)
+    assert (decision.role, decision.reason, decision.uncertain) == (Role.ELEMENTWISE, reason, False)
 
 
 @pytest.mark.parametrize(
     ("module", "name", "reason"),
     [
-        (nn.Linear(4, 8), "weight", "weight of Linear: hidden or the model's output is not known"),
-        (
-            nn.Conv2d(4, 8, 3),
-            "weight",
-            "weight of Conv2d, seen as [out, in * kernel]: hidden or the model's output is not known",
-        ),
+        (nn.Linear(4, 8), "weight", "weight of Linear: its use is not known"),
+        (nn.Embedding(8, 4), "weight", "weight of Embedding: its use is not known"),
         (Raw(), "table", "table of Raw: its use is not known"),
     ],
 )
-def test_what_it_leaves_in_doubt_is_element_wise_and_says_what_to_install(module, name, reason) -> None:
-    """A reader knows what the forward does with it."""
+def test_the_rest_is_element_wise_in_doubt_and_says_what_to_install(module, name, reason) -> None:
+    """A reader knows the types of modules, and what the forward does with each parameter."""
     decision = infer_roles(module)[name]
     assert (decision.role, decision.reason, decision.uncertain) == (Role.ELEMENTWISE, reason + HINT, True)
     assert decision.view is None
-
-
-def test_a_table_that_is_tied_to_the_head_is_an_embedding() -> None:
-    """Tying tells what the head is."""
-    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8, bias=False))
-    model[1].weight = model[0].weight
-    decision = infer_roles(model)["0.weight"]
-    assert (decision.role, decision.uncertain) == (Role.EMBEDDING, False)
-    assert decision.reason == "table of Embedding, tied to the output head"
 
 
 def test_what_is_said_settles_what_is_in_doubt() -> None:
@@ -112,11 +100,12 @@ def test_an_override_that_asks_for_a_role_in_doubt_says_what_to_install(plugins)
         route(config.replace(decoupled_lr=0.2), model)
     assert str(caught.value).startswith("standard: ParamKey(")
     assert str(caught.value).endswith(
-        "asks for roles, and that of '1.weight' is in doubt: what reads it comes with megaopt-roles, which is not "
+        "asks for roles, and that of '0.weight' is in doubt: what reads it comes with megaopt-roles, which is not "
         "installed: pip install megaopt-roles (an attribute on the parameter settles it too: matrix_view=...)"
     )
-    assert (caught.value.name, caught.value.distribution) == ("1.weight", "megaopt-roles")
+    assert (caught.value.name, caught.value.distribution) == ("0.weight", "megaopt-roles")
     assert route(config, model).params["1.weight"].decision.uncertain
+    model[0].weight.matrix_view = "embedding"
     model[1].weight.matrix_view = "output"
     routing = route(config.replace(decoupled_lr=0.2), model)
     assert routing.groups[routing.params["1.weight"].spec.group].values["max_lr"] == 0.2
@@ -196,7 +185,7 @@ def test_an_optimizer_that_steps_nothing_for_want_of_a_reader_is_refused(plugins
     ) as caught:
         build_optimizer(model, "of_matrices", lr=0.1)
     assert (
-        "in doubt whether they are hidden matrices: 0.weight, 1.weight (weight of Linear: hidden or"
+        "in doubt whether they are hidden matrices: 0.weight, 1.weight (weight of Linear: its use is"
         in str(caught.value)
     )
     assert "pip install megaopt-roles" in str(caught.value)

@@ -1,4 +1,4 @@
-"""What the type of the owning module says about a parameter."""
+"""The roles of parameters by the type of their module: torch's own modules, and what is stored as they are."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from megaopt_core.params._roles import Doubt, RoleDecision
-from megaopt_core.params._views import Fused, MatrixView
-from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix
+from megaopt_core.params import Doubt, Fused, MatrixView, RoleDecision
 
-__all__ = [
-    "by_module_type",
-    "by_shape",
-    "is_conv1d",
-    "is_linear",
-    "is_projection",
-    "stated",
-]
+__all__ = ["by_module_type", "by_shape", "is_conv1d", "is_linear"]
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _GATES: dict[type[nn.Module], int] = {
@@ -43,9 +34,9 @@ def by_shape(shape: tuple[int, ...], dtype: torch.dtype) -> RoleDecision | None:
         dtype: of the parameter.
     """
     if dtype.is_complex:
-        return elementwise("complex numbers")
+        return RoleDecision.elementwise("complex numbers")
     if len(shape) < 2:
-        return elementwise("a scalar" if not shape else "one dimension")
+        return RoleDecision.elementwise("a scalar" if not shape else "one dimension")
     return None
 
 
@@ -58,7 +49,7 @@ def by_module_type(module: nn.Module, attribute: str, shape: tuple[int, ...]) ->
         shape: of the parameter.
     """
     if isinstance(module, _NORMS):
-        return elementwise(f"belongs to a norm ({type(module).__name__})")
+        return RoleDecision.elementwise(f"belongs to a norm ({type(module).__name__})")
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return _recurrent(module, attribute, shape)
     if isinstance(module, nn.MultiheadAttention):
@@ -69,16 +60,16 @@ def by_module_type(module: nn.Module, attribute: str, shape: tuple[int, ...]) ->
 def _weight(module: nn.Module) -> RoleDecision | None:
     kind = type(module).__name__
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return embedding(f"table of {kind}")
+        return RoleDecision.embedding(f"table of {kind}")
     if is_linear(module):
-        return matrix(f"weight of {kind}")
+        return RoleDecision.matrix(f"weight of {kind}")
     if is_conv1d(module):
-        return matrix(f"weight of {kind}, stored [in, out]", MatrixView(transposed=True))
+        return RoleDecision.matrix(f"weight of {kind}, stored [in, out]", MatrixView(transposed=True))
     if isinstance(module, _ConvNd):
         return _convolution(module)
     if isinstance(module, nn.Bilinear):
-        return matrix(f"weight of {kind}: [out, in1*in2] on the outer product of its inputs")
-    return elementwise("slope of PReLU") if isinstance(module, nn.PReLU) else None
+        return RoleDecision.matrix(f"weight of {kind}: [out, in1*in2] on the outer product of its inputs")
+    return RoleDecision.elementwise("slope of PReLU") if isinstance(module, nn.PReLU) else None
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -92,7 +83,7 @@ def is_linear(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
     if weight is None or torch.nn.parameter.is_lazy(weight) or weight.dim() != 2:
         return False
-    return tuple(weight.shape) == (stated(module, "out_features"), stated(module, "in_features"))
+    return tuple(weight.shape) == (_stated(module, "out_features"), _stated(module, "in_features"))
 
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -104,67 +95,55 @@ def is_conv1d(module: nn.Module) -> bool:
     if not any(base.__name__ == "Conv1D" for base in type(module).__mro__):
         return False
     weight = module._parameters.get("weight")
-    return weight is not None and weight.dim() == 2 and weight.shape[1] == stated(module, "nf")
+    return weight is not None and weight.dim() == 2 and weight.shape[1] == _stated(module, "nf")
 
 
-def stated(module: nn.Module, name: str) -> int | None:
-    """Return a size that a module states as an attribute of its own; no property is run.
-
-    Args:
-        module: any module.
-        name: of the attribute.
-    """
+def _stated(module: nn.Module, name: str) -> int | None:
+    """Return a size that a module states as an attribute of its own; no property is run."""
     size = module.__dict__.get(name, inspect.getattr_static(type(module), name, None))
     return size if isinstance(size, int) else None
-
-
-def is_projection(module: nn.Module) -> bool:
-    """True for layers that may be an output head: linear layers and convolutions.
-
-    Args:
-        module: any module.
-    """
-    return is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd)
 
 
 def _convolution(module: _ConvNd) -> RoleDecision:
     kind, groups = type(module).__name__, module.groups
     if groups > 1 and groups == module.in_channels:
-        return elementwise(f"depthwise {kind}: every channel has its own filter")
+        return RoleDecision.elementwise(f"depthwise {kind}: every channel has its own filter")
     transposed = isinstance(module, _ConvTransposeNd)
     if groups > 1:
         sizes = ((module.in_channels if transposed else module.out_channels) // groups,) * groups
         view = MatrixView(
             transposed=transposed, split_dim=int(transposed), split_sizes=sizes, label="conv groups"
         )
-        return matrix(f"weight of {kind} in {groups} groups", view)
+        return RoleDecision.matrix(f"weight of {kind} in {groups} groups", view)
     if transposed:
-        return matrix(f"weight of {kind}, stored [in, out, ...]", MatrixView(transposed=True))
-    return matrix(f"weight of {kind}, seen as [out, in * kernel]")
+        return RoleDecision.matrix(f"weight of {kind}, stored [in, out, ...]", MatrixView(transposed=True))
+    return RoleDecision.matrix(f"weight of {kind}, seen as [out, in * kernel]")
 
 
 def _recurrent(module: nn.Module, attribute: str, shape: tuple[int, ...]) -> RoleDecision | None:
     kind = type(module).__name__
     if attribute.startswith("weight_hr"):
-        return matrix(f"projection of {kind}")
+        return RoleDecision.matrix(f"projection of {kind}")
     if not _RECURRENT_WEIGHT.fullmatch(attribute):
         return None
     gates = next((count for base, count in _GATES.items() if isinstance(module, base)), None)
     if gates is None or shape[0] % gates:
-        return doubted(matrix(f"weight of {kind}"), "its gates are not known", Doubt.LAYOUT)
+        return RoleDecision.matrix(f"weight of {kind}").doubted("its gates are not known", Doubt.LAYOUT)
     if gates == 1:
-        return matrix(f"weight of {kind}")
+        return RoleDecision.matrix(f"weight of {kind}")
     view = MatrixView(split_sizes=(shape[0] // gates,) * gates, label="gates")
-    return matrix(f"weight of {kind}, {gates} gates", view)
+    return RoleDecision.matrix(f"weight of {kind}, {gates} gates", view)
 
 
 def _multihead_attention(module: nn.MultiheadAttention, attribute: str) -> RoleDecision | None:
     if attribute == "in_proj_weight":
         heads = (module.head_dim,) * 3
         view = MatrixView(split_sizes=(module.embed_dim,) * 3, label="qkv", fused=Fused.QKV, head_sizes=heads)
-        return matrix("q, k and v of MultiheadAttention", view)
+        return RoleDecision.matrix("q, k and v of MultiheadAttention", view)
     if attribute in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        return matrix(f"{attribute[0]} of MultiheadAttention", MatrixView(head_sizes=(module.head_dim,)))
+        return RoleDecision.matrix(
+            f"{attribute[0]} of MultiheadAttention", MatrixView(head_sizes=(module.head_dim,))
+        )
     if attribute in ("bias_k", "bias_v"):
-        return elementwise("bias of MultiheadAttention")
+        return RoleDecision.elementwise("bias of MultiheadAttention")
     return None

@@ -545,7 +545,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
         Args:
             exact: compare every value before and after each step (two passes over the parameters). False: all values in
-                the first step, a sample of each tensor in later ones.
+                the first step, a sample of each tensor in later ones; on an accelerator in the steps 2, 4, 8, ...
         """
         for part in self.parts:
             part.changes.exact = exact

@@ -17,7 +17,7 @@ from megaopt_core.execution._step_runner import StepRunner
 from megaopt_core.optimizers._between_steps.group_settings import GroupSettings
 from megaopt_core.optimizers._between_steps.writes import ForeignWrites, StepWrites
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
-from megaopt_core.optimizers._gradients.statistics import scale_gradients
+from megaopt_core.optimizers._gradients.statistics import is_read_freely, scale_gradients
 from megaopt_core.plugin_api._entries import SCALAR_STATES
 from megaopt_core.precision._batches import in_turns
 from megaopt_core.precision._policy import PrecisionPolicy
@@ -104,6 +104,7 @@ class OptimizerPart:
         self.writes = ForeignWrites(self.precision, self.sharded)
         self._step_writes = StepWrites(self.pieces, self.groups)
         self.settings.know_members()
+        self.changes.every_step = all(is_read_freely(tensor.device) for tensor in self.stepped)
 
     def watch_again(self) -> None:
         """Take pieces that were added or replaced into what is counted and watched."""

@@ -189,18 +189,24 @@ def differing_owners(owners: Mapping[Any, Sequence[int]], before: Values, now: V
 
 @define
 class ChangeRecord:
-    """Records, for every piece, whether the last step changed it; the host waits for nothing until it is asked.
+    """Records, for every piece, whether a step changed it; the host waits for nothing until it is asked.
 
     The first step compares all values. Later steps compare :data:`SAMPLE` values of each tensor, which costs two small
     kernels and finds a dense update; a tensor of which few rows have a gradient may be missed. With `exact` every step
-    compares all values, at the price of two passes over the parameters.
+    compares all values, at the price of two passes over the parameters. Without `every_step`, only the steps 1, 2, 4,
+    8, ... compare.
 
     Args:
         exact: compare all values in every step.
+        every_step: sample in every step: on a CPU, where that costs no launches.
     """
 
     exact: bool = False
-    method: str = field(default="no step yet", init=False)
+    every_step: bool = True
+    _steps: int = field(default=0, init=False)
+    _compared: int = field(default=0, init=False)
+    """The step that `_values` are of."""
+    _how: str = field(default="no step yet", init=False)
     _first: bool = field(default=True, init=False)
     _all: _Digests = field(factory=_Digests, init=False)
     _some: Samples = field(factory=Samples, init=False)
@@ -211,19 +217,23 @@ class ChangeRecord:
     def __attrs_post_init__(self) -> None:
         self._reader = self._all
 
-    def before(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
-        """Return what :meth:`after` compares with.
+    def before(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values | None:
+        """Return what :meth:`after` compares with; None: this step is not compared.
 
         Args:
             watched: for each piece the tensors in which a change shows, before the step.
         """
+        self._steps += 1
         everything = self.exact or self._first
+        if not (everything or self.every_step or self._steps.bit_count() == 1):
+            return None
         self._reader = self._all if everything else self._some
-        self.method = "all values compared" if everything else f"{SAMPLE} values of each compared"
+        self._how = "all values compared" if everything else f"{SAMPLE} values of each compared"
+        self._compared = self._steps
         return self._reader.read(watched)
 
     def after(
-        self, watched: Sequence[Sequence[torch.Tensor]], before: Values, *, is_stepped: bool = True
+        self, watched: Sequence[Sequence[torch.Tensor]], before: Values | None, *, is_stepped: bool = True
     ) -> None:
         """Record what the step left behind.
 
@@ -232,15 +242,24 @@ class ChangeRecord:
             before: what :meth:`before` returned.
             is_stepped: one of them had a gradient, here or on the rank that steps it.
         """
+        if before is None:
+            return
         if not is_stepped:
-            self.method = "no parameter had a gradient"
+            self._how = "no parameter had a gradient"
         self._values, self._watched = (before, self._reader.read_again(watched)), watched
         self._first = False
+
+    @property
+    def method(self) -> str:
+        """How changes were found, and in which step where that is not the last one."""
+        if self._compared == self._steps:
+            return self._how
+        return f"{self._how} in step {self._compared} of {self._steps}"
 
     def skipped(self) -> None:
         """Record that a step was given up: it has changed nothing."""
         self._values, self._watched = ({}, {}), ()
-        self.method = "step skipped"
+        self._how, self._compared = "step skipped", self._steps
 
     def forget(self) -> None:
         """Let go of all memory of the tensors; which of them the last step changed is not known afterwards."""
@@ -251,11 +270,11 @@ class ChangeRecord:
     @property
     def has_step(self) -> bool:
         """True once a step was recorded, made or skipped."""
-        return not self._first or self.method == "step skipped"
+        return not self._first or self._how == "step skipped"
 
     @property
     def changed(self) -> list[bool]:
-        """For each piece, whether the last step changed it; empty before the first step."""
+        """For each piece, whether the compared step changed it; empty before the first step."""
         changed = [False] * len(self._watched)
         before, after = self._values
         if before:

@@ -182,7 +182,7 @@ def add_up(sums: Sums, device: torch.device) -> torch.Tensor:
         if size_of(group) > 1:
             all_reduce(own, group, "the reduction of gradient norms")
         totals = own if totals is None else totals + own
-    return torch.zeros(0, dtype=wide_dtype(device), device=device) if totals is None else totals
+    return torch.empty(0, dtype=wide_dtype(device), device=device) if totals is None else totals
 
 
 def joins_unevenly(chunk: torch.nn.Module) -> bool:

@@ -153,7 +153,7 @@ def test_compiled_calls_take_many_tensors_of_any_sizes(monkeypatch):
     update._kernel.cache_clear()
     for length, dtype in ((3, torch.float32), (1, torch.bfloat16)):
         with torch.no_grad():  # as in a step
-            update._kernel(length, torch.device("cpu"), *[dtype] * 3, cautious=False)
+            update._kernel(length, *[torch.device("cpu")] * 2, *[dtype] * 3, cautious=False)
     generator = torch.Generator().manual_seed(5)
     flat = torch.randn(40_000, generator=generator)
     shapes = [(160, 128), (128, 160), (20_000, 1), (3, 80, 90), (150, 150), (17_001,), (8, 8, 8, 64)]
@@ -177,6 +177,42 @@ def test_compiled_calls_take_many_tensors_of_any_sizes(monkeypatch):
             assert ulps(a, b).max() <= 1
             assert torch.equal(plain.state[a]["exp_avg"], compiled.state[b]["exp_avg"])
     assert calls == [3, 3, 3, 1] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile("cpu"), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["decoupled", "independent", "palm", "l2"])
+def test_a_rate_that_is_a_tensor_is_compiled_too(monkeypatch, method) -> None:
+    """To the bits of a step that takes it as a number, with the rate of each step."""
+    monkeypatch.setattr(lion, "_WORTH_A_KERNEL", 1)
+    generator, calls = torch.Generator().manual_seed(8), []
+    monkeypatch.setattr(
+        lion,
+        "update_compiled",
+        lambda triples, numbers: calls.append(numbers) or update_compiled(triples, numbers),
+    )
+    start = torch.randn(64, 33, generator=generator)
+    settings = {"weight_decay": 0.25, "weight_decay_method": method, "compile": True}
+    by_number, by_tensor = (Lion([nn.Parameter(start.clone())], **settings) for _ in range(2))
+    rate = torch.zeros((), dtype=torch.float32)
+    for lr in (0.5, 0.125):
+        grad = torch.randn(start.shape, generator=generator)
+        for optimizer, given in ((by_number, lr), (by_tensor, rate.fill_(lr))):
+            [group] = optimizer.param_groups
+            group["lr"], group["params"][0].grad = given, grad.clone()
+            optimizer.step()
+    assert len(calls) == 4
+    assert all(isinstance(numbers.lr, torch.Tensor) for numbers in calls[1::2])
+    assert torch.equal(by_number.param_groups[0]["params"][0], by_tensor.param_groups[0]["params"][0])
+
+
+def test_the_numbers_of_a_kernel_lie_beside_a_rate_that_is_a_tensor() -> None:
+    """A kernel of another device would wait for the host to read them."""
+    rate = torch.zeros((), dtype=torch.float64, device="meta")
+    numbers = Numbers(lr=rate, keep=0.9, betas=BETAS)
+    assert {number.device for number in numbers.for_kernel()} == {rate.device}
+    assert {number.dtype for number in numbers.for_kernel()} == {torch.float64}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from megaopt_core import FP32Optimizer, OptimizerConfig, build_optimizer
+from megaopt_core.optimizers._gradients import statistics
 
 pytestmark = pytest.mark.any_python
 
@@ -95,3 +96,30 @@ def test_a_row_that_no_sample_meets_is_seen_where_all_is_compared(exact: bool) -
     assert ("all values compared" if exact else "16 values of each compared") in str(
         optimizer.report(after_step=True)
     )
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_accelerator_compares_the_steps_that_are_powers_of_two(monkeypatch, exact) -> None:
+    """The report names the step that it speaks of; where all values are asked for, every step compares them."""
+    monkeypatch.setattr(statistics, "_READ_FREELY", frozenset())
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, "t_sgd", lr=1.0, weight_decay=0.0, overrides={})
+    optimizer.record_changes(exact=exact)
+    said = []
+    for step in range(1, 10):
+        for param in model.parameters():
+            # The steps that no sample is taken of change nothing.
+            param.grad = torch.full_like(param, float(step.bit_count() == 1))
+        optimizer.step()
+        [part] = optimizer.report(after_step=True).parts
+        said.append((part.changed, part.method))
+    if exact:
+        assert said == [(2 * (step.bit_count() == 1), "all values compared") for step in range(1, 10)]
+        return
+    some = "16 values of each compared"
+    assert said[:3] == [(2, "all values compared"), (2, some), (2, f"{some} in step 2 of 3")]
+    assert said[6:] == [
+        (2, f"{some} in step 4 of 7"),
+        (2, some),
+        (2, f"{some} in step 8 of 9"),
+    ]

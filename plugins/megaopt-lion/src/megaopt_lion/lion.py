@@ -201,7 +201,7 @@ class Lion(torch.optim.Optimizer):
                 if elements >= IN_CACHE:
                     _update_small(small, numbers)
                     small, elements = [], 0
-            elif not self._may_compile(tensors, numbers):
+            elif not self._may_compile(*tensors):
                 update_blockwise(*tensors, numbers)
             elif adds_decay:  # the gradient is a copy: there is one of them at a time
                 self._update([tensors], numbers)
@@ -212,11 +212,9 @@ class Lion(torch.optim.Optimizer):
             for triples in batched(alike, IN_A_CALL):
                 self._update(triples, numbers)
 
-    def _may_compile(self, tensors: Triple, numbers: Numbers) -> bool:
-        param, grad, exp_avg = tensors
+    def _may_compile(self, param: torch.Tensor, grad: torch.Tensor, exp_avg: torch.Tensor) -> bool:
         return (
-            not isinstance(numbers.lr, torch.Tensor)  # compiled, it would be read by the host
-            and self._compiles()
+            self._compiles()
             and param.numel() >= (_WORTH_A_KERNEL if param.is_cpu else _WORTH_A_KERNEL_ELSEWHERE)
             and param.dtype is not torch.float64
             and (type(param) in _PLAIN and type(grad) in _PLAIN and type(exp_avg) in _PLAIN)

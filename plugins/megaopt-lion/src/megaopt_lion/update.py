@@ -83,12 +83,23 @@ class Numbers:
             made = self._made[dtype] = (kept, *weights.unbind())
         return made
 
+    @property
+    def device(self) -> torch.device:
+        """Where :meth:`for_kernel` puts numbers: a kernel reads those of its own device without the host."""
+        return self.lr.device if isinstance(self.lr, torch.Tensor) else torch.device("cpu")
+
     def for_kernel(self) -> tuple[torch.Tensor, ...]:
         """Return the learning rate and what :meth:`of` does, for a compiled kernel: it would compile in a number."""
         made = self._made.get("kernel")
         if made is None:
             values = (self.lr, self.keep, *(1.0 - beta for beta in self.betas))
-            made = tuple(torch.tensor(value, dtype=torch.float64, device="cpu") for value in values)
+            # `full` is a kernel, which a CUDA graph captures; a copy from the host is not.
+            made = tuple(
+                value.to(self.device, torch.float64)
+                if isinstance(value, torch.Tensor)
+                else torch.full((), value, dtype=torch.float64, device=self.device)
+                for value in values
+            )
             self._made["kernel"] = made
         return made
 
@@ -164,9 +175,9 @@ def update_compiled(triples: Sequence[Triple], numbers: Numbers) -> None:
     Args:
         triples: parameter, gradient and momentum of each, of two elements or more, contiguous; on one device, with the
             dtypes of the first. There are as many kernels as lengths: one and :data:`IN_A_CALL`.
-        numbers: learning rate, decay and betas; none of them a tensor.
+        numbers: learning rate, decay and betas.
     """
-    kind = (triples[0][0].device, *(tensor.dtype for tensor in triples[0]))
+    kind = (triples[0][0].device, numbers.device, *(tensor.dtype for tensor in triples[0]))
     kernel = _kernel(len(triples), *kind, cautious=numbers.cautious)
     kernel([_flat(triple) for triple in triples], *numbers.for_kernel(), numbers.cautious)
 
@@ -238,8 +249,10 @@ def _fused(
 
 
 @cache
-def _kernel(length: int, device: torch.device, *dtypes: torch.dtype, cautious: bool) -> Callable[..., None]:
-    """Return the update of so many triples in one call, compiled."""
+def _kernel(
+    length: int, device: torch.device, of_numbers: torch.device, *dtypes: torch.dtype, cautious: bool
+) -> Callable[..., None]:
+    """Return the update of so many triples in one call, compiled for numbers that lie on a device."""
     # With code of its own: at each call dynamo tries all that it has compiled of one code, until something fits.
     own = FunctionType(_fused.__code__.replace(), globals())
     options: dict[str, Any] = {**_EVERY_OPERATION_ROUNDED, "guard_filter_fn": _are_asked}
@@ -247,7 +260,8 @@ def _kernel(length: int, device: torch.device, *dtypes: torch.dtype, cautious: b
     # Sizes that are equal when it is compiled are taken to be equal always.
     sizes = range(1024, 1024 + 16 * length, 16)
     scratch = [tuple(torch.zeros(size, dtype=dtype, device=device) for dtype in dtypes) for size in sizes]
-    kernel(scratch, *Numbers(0.0, 1.0, (0.0, 0.0)).for_kernel(), cautious)
+    nothing = Numbers(torch.zeros((), dtype=torch.float64, device=of_numbers), 1.0, (0.0, 0.0))
+    kernel(scratch, *nothing.for_kernel(), cautious)
     return kernel
 
 

@@ -170,10 +170,10 @@ def directory() -> str:
         offered = [
             f"{what}: {', '.join(f'`{name}`' for name in sorted(names) if not name.startswith('kit_'))}"
             for what, names in (
-                ("optimizers", plugin.optimizers),
-                ("strategies", plugin.strategies),
-                ("schedules", plugin.schedules),
-                ("precision policies", plugin.precision_policies),
+                ("optimizers", plugin.offers["optimizer"]),
+                ("strategies", plugin.offers["strategy"]),
+                ("schedules", plugin.offers["schedule"]),
+                ("precision policies", plugin.offers["precision"]),
             )
             if [name for name in names if not name.startswith("kit_")]
         ]

@@ -32,7 +32,6 @@ from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
-from megaopt_core.registry._advice import advice_on
 from megaopt_core.registry._catalogue import CHECKPOINT_READER, DEFAULT_OPTIMIZER
 from megaopt_core.registry._missing import import_distribution
 from megaopt_core.registry._registry import get_registry
@@ -159,7 +158,7 @@ def get_megatron_optimizer(
         TypeError: an argument that never was there.
     """
     for name, value in removed.items():
-        if advice := advice_on(name, (), kind="argument"):
+        if advice := get_registry().advice_on(name, (), kind="argument"):
             raise ConfigurationError(f"{name} has been removed{advice}", setting=name, value=value)
         raise TypeError(f"get_megatron_optimizer() got an unexpected keyword argument {name!r}")
     require_config(config)

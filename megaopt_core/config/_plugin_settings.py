@@ -18,13 +18,11 @@ from megaopt_core.errors import (
     UnknownSettingError,
 )
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.registry._advice import advice_on
 from megaopt_core.registry._catalogue import (
     REFERENCE_SETTINGS,
     RESOLVER,
-    distribution_of_setting,
+    distribution_of,
 )
-from megaopt_core.registry._missing import absent_plugin, may_provide
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.registry._setting_owners import SettingInfo
 
@@ -70,7 +68,7 @@ def _is_kept(name: str, entry: OptimizerEntry | PluginError) -> bool:
         name.startswith(f"{own}_") for own in entry.setting_prefixes
     ):
         return False
-    if isinstance(entry, PluginNotInstalledError) and distribution_of_setting(name) == RESOLVER:
+    if isinstance(entry, PluginNotInstalledError) and distribution_of("setting", name) == RESOLVER:
         return True
     return absent_setting(name) is not None
 
@@ -153,9 +151,7 @@ def settings_of[T](settings_cls: type[T], given: Mapping[str, Any]) -> T:
         if info.settings is settings_cls:
             return cast("T", _instance(info, owners, given))
     name = f"{settings_cls.__module__}.{settings_cls.__qualname__}"
-    raise PluginError(
-        f"{name} is the settings class of no loaded plugin{may_provide(get_registry().plugins())}"
-    )
+    raise PluginError(f"{name} is the settings class of no loaded plugin{get_registry().may_provide()}")
 
 
 def _instance(info: SettingInfo, owners: Mapping[str, SettingInfo], given: Mapping[str, Any]) -> Any:
@@ -205,19 +201,19 @@ def absent_setting(name: str) -> PluginError | None:
     Args:
         name: full name of a setting.
     """
-    distribution = distribution_of_setting(name)
+    distribution = distribution_of("setting", name)
     if distribution is None:
         return None
-    return absent_plugin(f"setting {name!r}", name, distribution, get_registry().plugins())
+    return get_registry().absent_plugin(f"setting {name!r}", name, distribution)
 
 
 def _unknown(name: str, optimizer: str | None = None) -> UnknownSettingError:
     known = [*CORE_FIELD_NAMES, *get_registry().setting_owners(), *REFERENCE_SETTINGS]
     described = "describe" if optimizer is None else f"describe {optimizer}"
-    advice = advice_on(name, known, optimizer) or f"; `megaopt {described}` lists the settings"
+    advice = get_registry().advice_on(name, known, optimizer) or f"; `megaopt {described}` lists the settings"
     return UnknownSettingError(
         f"OptimizerConfig has no setting {name!r}, in the core or in an installed plugin{advice}"
-        f"{may_provide(get_registry().plugins())}",
+        f"{get_registry().may_provide()}",
         setting=name,
     )
 

@@ -18,7 +18,7 @@ from megaopt_core.execution._stages import stage
 from megaopt_core.plugin_api._declared_state import DeclaredState
 from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.registry._catalogue import STEP_RUNNER
-from megaopt_core.registry._missing import absent_plugin, import_distribution
+from megaopt_core.registry._missing import import_distribution
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._protocol import ShardedParams
 
@@ -220,7 +220,7 @@ def step_runner(config: OptimizerConfig, entry: OptimizerEntry, name: str) -> St
     found = registry.call_each("megaopt_step_runner", config=config, entry=entry, name=name)
     if not found:
         what = f"{asked[0]}=True"
-        absent = absent_plugin(what, what, STEP_RUNNER, registry.plugins())
+        absent = registry.absent_plugin(what, what, STEP_RUNNER)
         raise absent or PluginError(f"{what}: {STEP_RUNNER} is installed, and offers no runner for {name!r}")
     if len(found) > 1:
         raise PluginError(f"the steps of {name!r} would be run by {found[0][0]} and by {found[1][0]}")

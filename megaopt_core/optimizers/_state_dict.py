@@ -14,7 +14,6 @@ from megaopt_core.errors import StateDictError, UnsupportedOperationError
 from megaopt_core.optimizers._param_state import ParamState
 from megaopt_core.params._names import without_wrappers
 from megaopt_core.registry._catalogue import CHECKPOINT_READER
-from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._left_out import with_left_out
 from megaopt_core.state._listed import names_of
@@ -101,7 +100,7 @@ def _shared_state_of(optimizer: MegatronOptimizer) -> SharedState | None:
         return found
     named = ", ".join(map(repr, sorted(strategies - {_REPLICATED}))) or "a strategy"
     what = f"a state dict of what {named} shares out over ranks"
-    raise absent_plugin(what, what, CHECKPOINT_READER, registry.plugins()) or UnsupportedOperationError(
+    raise registry.absent_plugin(what, what, CHECKPOINT_READER) or UnsupportedOperationError(
         f"{what} is shown by no plugin: upgrade with pip install --upgrade {CHECKPOINT_READER}"
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import Factory, evolve, field, frozen
+from attrs import Attribute, Factory, evolve, field, frozen
 from attrs.converters import optional
 
 from megaopt_core.errors import PluginError
@@ -102,6 +102,14 @@ def _alignment(instance: object, attribute: object, value: int) -> None:
 def _dotted_class(instance: object, attribute: object, value: str | None) -> None:
     if value is not None and not (isinstance(value, str) and all(value.partition(":")[::2])):
         raise PluginError(f'OptimizerEntry(same_as={value!r}): must be "module:Class" of an optimizer')
+
+
+def _of_its_type(instance: object, attribute: Attribute[Any], value: Any) -> None:
+    wanted = type(attribute.default)
+    if type(value) is not wanted:
+        raise PluginError(
+            f"OptimizerEntry({attribute.name}=...): is of type {type(value).__name__}; it must be a {wanted.__name__}"
+        )
 
 
 def _dtypes(instance: object, attribute: object, value: Mapping[str, Collection[torch.dtype]]) -> None:
@@ -200,20 +208,20 @@ class OptimizerEntry:
     step_cost: Callable[[ParamSpec, MatrixView | None], float] = _numel
     split_step: SplitStepFactory | str | None = None
     refuses_split: SplitRefusal | None = None
-    supports_peers: bool = False
+    supports_peers: bool = field(default=False, validator=_of_its_type)
     refuses_peers: SplitRefusal | None = None
     state_dtypes: Mapping[str, frozenset[torch.dtype]] = field(factory=dict, validator=_dtypes)
     state_dtype_settings: Mapping[str, str] = Factory(lambda: dict(_DTYPE_SETTINGS))
     positive_states: frozenset[str] = field(default=frozenset({"exp_avg_sq"}), converter=_positive)
     scalar_states: frozenset[str] = field(default=SCALAR_STATES, converter=_scalars)
-    supports_fp16: bool = False
+    supports_fp16: bool = field(default=False, validator=_of_its_type)
     mup: MupRule | None = None
     agree: Callable[[torch.optim.Optimizer, ProcessGroupCollection], None] | None = None
     param_notes: Callable[[torch.optim.Optimizer], Mapping[str, str]] | None = None
     unused_settings: Callable[[OptimizerConfig, Sequence[ParamSpec]], Mapping[str, str]] | None = None
     same_as: str | None = field(default=None, validator=_dotted_class)
-    description: str = ""
-    example: str = ""
+    description: str = field(default="", validator=_of_its_type)
+    example: str = field(default="", validator=_of_its_type)
     state: DeclaredState | None = field(default=None, converter=optional(_declared))
 
     def __attrs_post_init__(self) -> None:

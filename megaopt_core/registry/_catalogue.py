@@ -15,19 +15,17 @@ __all__ = [
     "DEFAULT_OPTIMIZER",
     "GUARDS",
     "LEFT_NAMES",
-    "OPTIMIZERS",
+    "OFFERED",
     "PRECISION_AWARE",
-    "PRECISION_POLICIES",
     "REFERENCE_ALIASES",
     "REFERENCE_SETTINGS",
     "RESOLVER",
     "ROLE_READER",
     "SETTING_PREFIXES",
     "STEP_RUNNER",
-    "STRATEGIES",
     "TOOLS",
     "deprecated_alias",
-    "distribution_of_setting",
+    "distribution_of",
     "prefix_of_setting",
     "require_here",
 ]
@@ -53,29 +51,28 @@ TOOLS = "megaopt-tools"
 RESOLVER = "megaopt-bridge"
 """The distribution that resolves names such as `torch:NAdam`."""
 
-OPTIMIZERS: Mapping[str, str] = {
-    "adam": "megaopt-adam",
-    "adamw": "megaopt-adam",
-    "sgd": "megaopt-adam",
-    "muon": "megaopt-muon",
-    "adaptive_muon": "megaopt-muon",
-    "lion": "megaopt-lion",
-    "soap": "megaopt-soap",
-}
-"""Optimizer name to the distribution that brings it."""
-
-STRATEGIES: Mapping[str, str] = {
-    "distributed": "megaopt-distributed",
-    "layer_wise": "megaopt-layerwise",
-    "fsdp": "megaopt-fsdp",
-}
-"""Sharding strategy to the distribution that brings it."""
-
 PRECISION_AWARE = "precision_aware"
 """The policy that `use_precision_aware_optimizer=True` asks for."""
 
-PRECISION_POLICIES: Mapping[str, str] = {PRECISION_AWARE: "megaopt-lowbit"}
-"""Precision policy to the distribution that brings it."""
+OFFERED: Mapping[str, Mapping[str, str]] = {
+    "optimizer": {
+        "adam": "megaopt-adam",
+        "adamw": "megaopt-adam",
+        "sgd": "megaopt-adam",
+        "muon": "megaopt-muon",
+        "adaptive_muon": "megaopt-muon",
+        "lion": "megaopt-lion",
+        "soap": "megaopt-soap",
+    },
+    "strategy": {
+        "distributed": "megaopt-distributed",
+        "layer_wise": "megaopt-layerwise",
+        "fsdp": "megaopt-fsdp",
+    },
+    "precision": {PRECISION_AWARE: "megaopt-lowbit"},
+    "schedule": {},
+}
+"""Kind to name to the distribution that brings it."""
 
 _REFERENCE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "adam": ("beta1", "beta2", "eps"),
@@ -91,7 +88,7 @@ _REFERENCE_SETTINGS: Mapping[str, tuple[str, ...]] = {
 """Prefix to the settings that Megatron-style trainers have under it."""
 
 SETTING_PREFIXES: Mapping[str, str] = {
-    **{prefix: OPTIMIZERS[prefix] for prefix in _REFERENCE_SETTINGS},
+    **{prefix: OFFERED["optimizer"][prefix] for prefix in _REFERENCE_SETTINGS},
     **dict.fromkeys(
         ("emerging", "heavyball", "po", "prodigyopt", "schedulefree", "torch", "torchao"), RESOLVER
     ),
@@ -124,20 +121,23 @@ def prefix_of_setting(name: str, known: Iterable[str] = SETTING_PREFIXES) -> str
     return max((prefix for prefix in known if name.startswith(f"{prefix}_")), key=len, default=None)
 
 
-def distribution_of_setting(name: str) -> str | None:
-    """Return the distribution that owns a setting, by its prefix; None when no prefix is known.
+def distribution_of(kind: str, name: str) -> str | None:
+    """Return the distribution of ours that brings something; None where none is known to.
 
     Args:
-        name: full name of the setting.
+        kind: `"optimizer"`, `"strategy"`, `"schedule"`, `"precision"` or `"setting"`.
+        name: its name; an optimizer's may be one such as `torch:NAdam`, a setting is known by its prefix.
 
     Example:
-        >>> distribution_of_setting("adaptive_muon_eps")
+        >>> distribution_of("setting", "adaptive_muon_eps")
         'megaopt-muon'
-        >>> distribution_of_setting("clip_grad") is None
+        >>> distribution_of("setting", "clip_grad") is None
         True
     """
-    prefix = prefix_of_setting(name)
-    return None if prefix is None else SETTING_PREFIXES[prefix]
+    if kind == "setting":
+        prefix = prefix_of_setting(name)
+        return None if prefix is None else SETTING_PREFIXES[prefix]
+    return OFFERED[kind].get(name) or (RESOLVER if kind == "optimizer" and ":" in name else None)
 
 
 LEFT_NAMES: Mapping[str, str] = {

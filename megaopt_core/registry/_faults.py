@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from megaopt_core.errors import MegaoptError, PluginError
 
-__all__ = ["SLOW_SECONDS", "call_blaming", "loading", "traceback_of", "words_of"]
+__all__ = ["SLOW_SECONDS", "call_blaming", "loading", "words_of"]
 
 SLOW_SECONDS = 20.0
 """After so many seconds a line on stderr names the plugin that is still being loaded."""
@@ -62,21 +61,6 @@ def call_blaming[**P, T](
         raise
     except Exception as error:
         raise PluginError(f"{what()}: {words_of(error)}") from error
-
-
-def traceback_of(error: BaseException) -> str:
-    """Return the traceback of anything that a plugin raised, as text.
-
-    Args:
-        error: what it raised.
-    """
-    try:
-        return "".join(traceback.format_exception(error))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001 - as above
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        return f"Traceback (most recent call last):\n{frames}{words_of(error)}\n"
 
 
 @contextmanager

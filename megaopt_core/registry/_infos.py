@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from enum import StrEnum
 from importlib.metadata import EntryPoint
 
 from attrs import evolve, field, frozen
 
 from megaopt_core.errors import DuplicateNameError, PluginHookError
-from megaopt_core.registry._faults import traceback_of, words_of
+from megaopt_core.registry._faults import words_of
 
 __all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus", "contested"]
 
@@ -58,7 +59,8 @@ class PluginInfo:
         Args:
             point: the entry point; it is not loaded.
         """
-        return cls(point.name, point.value, *_told_by(point))
+        told = (None, None) if point.dist is None else (point.dist.name, point.dist.version)
+        return cls(point.name, point.value, *told)
 
     def broken_by(self, error: BaseException) -> PluginInfo:
         """Return this with status broken, and what broke it in one line.
@@ -67,7 +69,8 @@ class PluginInfo:
             error: what the plugin raised.
         """
         words = " ".join(map(str.strip, words_of(error).splitlines()))
-        return evolve(self, status=PluginStatus.BROKEN, error=words, traceback=traceback_of(error))
+        where = "".join(traceback.format_exception(error))
+        return evolve(self, status=PluginStatus.BROKEN, error=words, traceback=where)
 
     def failed_in(self, hook: str, words: str) -> PluginHookError:
         """Return the error for what the plugin does wrong in a hook.
@@ -128,16 +131,6 @@ def contested(
         name=name,
         owners=(core if first is None else first.source, second.source),
     )
-
-
-def _told_by(point: EntryPoint) -> tuple[str | None, str | None]:
-    """Return name and version of an entry point's distribution; None where there is none, or its metadata are gone."""
-    if point.dist is None:
-        return None, None
-    try:
-        return point.dist.name, point.dist.version
-    except (KeyError, TypeError, DeprecationWarning):  # which of them depends on the version of Python
-        return None, None
 
 
 def _normal(name: str) -> str:

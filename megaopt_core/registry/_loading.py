@@ -1,52 +1,53 @@
-"""Loading one plugin by itself, so that a bad one harms no other."""
+"""One plugin: imported by itself, checked, and called, but not asked yet for what it offers.
+
+Nothing here needs torch: the command line asks plugins for their commands through it, and answers at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import copy
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
 
-import attrs
 import pluggy
-from attrs import frozen
+from attrs import field, frozen
 
 from megaopt_core.errors import PluginError
-from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.plugin_api import _hookspecs as hookspecs
 from megaopt_core.registry._faults import loading, words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
-from megaopt_core.registry._plugin_hooks import import_plugin
-from megaopt_core.sharding._protocol import ShardingStrategy
+from megaopt_core.registry._installed import may_implement
+from megaopt_core.registry._missing import did_you_mean
 
-__all__ = [
-    "LoadedPlugin",
-    "check_entry",
-    "load_plugin",
-]
+if TYPE_CHECKING:
+    from megaopt_core.registry._offers import Offers
 
-_STRATEGY: type[ShardingStrategy] = ShardingStrategy  # type: ignore[type-abstract]
+__all__ = ["API_VERSION", "LoadedPlugin", "hook_arguments", "import_each"]
+
+API_VERSION = "1"
+"""The `megaopt_api` that a plugin has to declare."""
+
+_HOOKS = tuple(name for name in hookspecs.__all__ if name.startswith("megaopt_"))
 
 
 @frozen(eq=False)
 class LoadedPlugin:
-    """A plugin that works, with what it offers.
+    """A plugin that works.
 
     Args:
         info: who it is.
-        hooks: the hooks that it implements.
-        optimizers: optimizer name to entry.
-        strategies: strategy name to strategy.
-        schedules: style name to style.
-        precision_policies: policy name to class.
-        core_fields: names of the core's configuration fields; only the core's own plugin has any.
+        plugin: the module or object that its entry point names.
+        hooks: the functions that implement each of its hooks.
+        offers: kind to name to what it offers; empty while it has not been asked.
     """
 
     info: PluginInfo
-    hooks: pluggy.HookRelay
-    optimizers: Mapping[str, OptimizerEntry]
-    strategies: Mapping[str, ShardingStrategy]
-    schedules: Mapping[str, ScheduleStyle]
-    precision_policies: Mapping[str, type]
-    core_fields: frozenset[str] = frozenset()
+    plugin: Any
+    hooks: Mapping[str, Sequence[pluggy.HookImpl]]
+    offers: Mapping[str, Mapping[str, Any]] = field(factory=dict)
 
     def has(self, hook: str) -> bool:
         """Return whether the plugin implements a hook.
@@ -54,129 +55,154 @@ class LoadedPlugin:
         Args:
             hook: the hook's name.
         """
-        return bool(getattr(self.hooks, hook).get_hookimpls())
+        return hook in self.hooks
+
+    def ask(self, hook: str, /, **arguments: Any) -> list[Any]:
+        """Call a hook. A configuration among the arguments is copied: what the plugin changes, no other sees.
+
+        Args:
+            hook: its name.
+            **arguments: all its arguments.
+
+        Returns:
+            The answer of every implementation that is not None.
+
+        Raises:
+            BaseException: whatever the plugin raises.
+        """
+        if hook not in self.hooks:
+            return []
+        given = {name: _own(name, value) for name, value in arguments.items()}
+        answers = []
+        for impl in self.hooks[hook]:
+            # pluggy by itself leaves out those that have a default in the plugin
+            by_name = {name: given[name] for name in impl.kwargnames if name in given}
+            with warnings.catch_warnings():  # filters that it sets are its own affair
+                answers.append(impl.function(*(given[name] for name in impl.argnames), **by_name))
+        return [answer for answer in answers if answer is not None]
+
+    def call(self, hook: str, /, **arguments: Any) -> list[Any]:
+        """Return what :meth:`ask` does, and name the plugin in an error.
+
+        Args:
+            hook: the hook's name.
+            **arguments: all its arguments.
+
+        Raises:
+            PluginHookError: the plugin raised; the message names it, and the error is the cause.
+        """
+        try:
+            return self.ask(hook, **arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise self.info.failed_in(hook, words_of(error)) from error
 
 
-def load_plugin(
-    point: EntryPoint, info: PluginInfo, core_fields: Collection[str] = ()
-) -> LoadedPlugin | PluginInfo:
-    """Import a plugin, check it, and ask it what it offers.
+def _own(name: str, value: Any) -> Any:
+    """Return what a plugin may change as it likes; the models are what they are."""
+    if name == "config":
+        return copy.deepcopy(value)
+    return list(value) if name == "model_chunks" else value
+
+
+def hook_arguments() -> dict[str, tuple[str, ...]]:
+    """Return the arguments that each hook is given, by its name."""
+    hooks = vars(_new_manager().hook)
+    return {name: tuple(hooks[name].spec.argnames) for name in _HOOKS}
+
+
+def _new_manager() -> pluggy.PluginManager:
+    """Return a manager that knows every hook, and no plugin."""
+    manager = pluggy.PluginManager("megaopt")
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+type Found = list[tuple[EntryPoint, PluginInfo]]
+
+
+def import_each(
+    installed: Found, offers: Offers | None
+) -> tuple[Found, list[LoadedPlugin], list[PluginInfo]]:
+    """Import plugins one by one, and ask each what it offers; whatever one does wrong stays with it.
 
     Args:
-        point: its entry point.
-        info: what is known about it.
-        core_fields: names of the core's configuration fields, which no setting of a plugin may have.
+        installed: the plugins in their one order; those that are blocked or broken are passed over.
+        offers: gets what they offer; None: only those are imported that may bring commands, and not asked.
 
     Returns:
-        The plugin, or the info with status broken, error and traceback: whatever the plugin does wrong stays here.
-    """
-    try:
-        with loading(str(info), info.name):
-            plugin, hooks = import_plugin(point, info)
-            optimizers = _offered(hooks, "megaopt_optimizer_entries", OptimizerEntry)
-            strategies = _offered(hooks, "megaopt_sharding_strategies", _STRATEGY)
-            schedules = _offered(hooks, "megaopt_schedules", ScheduleStyle)
-            policies: dict[str, type] = _offered(hooks, "megaopt_precision_policies", type)
-        loaded = attrs.evolve(info, status=PluginStatus.LOADED)
-        for name, entry in optimizers.items():
-            check_entry(name, entry, core_fields)
-        for name, style in schedules.items():
-            _require_settings(f"schedule {name!r}", style.settings)
-        # The configuration lies above the registry, so the core's own plugin brings the names of its fields.
-        fields = frozenset(plugin.core_fields) if info.is_core else frozenset[str]()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
-        return info.broken_by(error)
-    return LoadedPlugin(loaded, hooks, optimizers, strategies, schedules, policies, fields)
-
-
-def _offered[T](hooks: pluggy.HookRelay, hook: str, kind: type[T]) -> dict[str, T]:
-    offered: dict[str, T] = {}
-    for result in getattr(hooks, hook)():
-        if not isinstance(result, Mapping):
-            raise PluginError(
-                f"{hook} returned {type(result).__name__}; it must return {{name: {kind.__name__}}}"
-            )
-        for name, value in result.items():
-            if not (isinstance(name, str) and name):
-                raise PluginError(f"{hook} returned the name {name!r}; a name is a non-empty str")
-            if not isinstance(value, kind):
-                raise PluginError(
-                    f"{hook} returned {name!r}: {type(value).__name__}; it must be of type {kind.__name__}"
-                )
-            offered[name] = value
-    return offered
-
-
-def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) -> None:
-    """Raise unless an entry's words, switches and settings can be used.
-
-    Args:
-        name: the optimizer's name.
-        entry: its entry.
-        core_fields: names of the core's configuration fields.
+        The plugins with what became of each, those that work, and those that are broken from now on.
 
     Raises:
-        PluginError: they cannot.
+        KeyboardInterrupt: somebody has pressed the keys; nothing is known then that was not known before.
     """
-    for kind, attributes in _KINDS.items():
-        for attribute in attributes:
-            given = type(getattr(entry, attribute))
-            if given is not kind:
-                raise PluginError(
-                    f"optimizer {name!r}: {attribute} is of type {given.__name__}; it must be a {kind.__name__}"
-                )
-    _require_settings(f"optimizer {name!r}", entry.settings)
-    if entry.settings is None:
+    manager, found = _new_manager(), list(installed)
+    works: list[LoadedPlugin] = []
+    broken: list[PluginInfo] = []
+    for index, (point, info) in enumerate(found):
+        is_wanted = offers is not None or may_implement(point, "megaopt_commands")
+        if info.status is not PluginStatus.AVAILABLE or not is_wanted:
+            continue
+        try:
+            with loading(str(info), info.name):
+                plugin = _import_plugin(point, info, manager)
+                works.append(plugin if offers is None else offers.add(plugin))
+            found[index] = point, works[-1].info
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way, and takes no other down
+            broken.append(info.broken_by(error))
+            found[index] = point, broken[-1]
+    return found, works, broken
+
+
+def _import_plugin(point: EntryPoint, info: PluginInfo, manager: pluggy.PluginManager) -> LoadedPlugin:
+    """Import a plugin, and register it where its version and the names of its hooks are right."""
+    plugin = point.load()
+    _check_api(plugin)
+    _check_functions(plugin)
+    manager.register(plugin, str(info) if manager.has_plugin(info.name) else info.name)
+    hooks = {}
+    for caller in manager.get_hookcallers(plugin) or ():
+        hooks[caller.name] = [impl for impl in caller.get_hookimpls() if impl.plugin is plugin]
+        for impl in hooks[caller.name]:
+            if not (caller.has_spec() or impl.optionalhook):
+                raise PluginError(f"it implements {caller.name!r}, which is no hook{_meant(caller.name)}")
+            if impl.wrapper or impl.hookwrapper:
+                raise PluginError(f"its {caller.name!r} is a wrapper; megaopt calls every plugin by itself")
+    return LoadedPlugin(info, plugin, hooks)
+
+
+def _check_api(plugin: Any) -> None:
+    """Raise for a plugin of another megaopt; the error says who is older, and what to upgrade."""
+    declared = getattr(plugin, "megaopt_api", None)
+    if declared == API_VERSION:
         return
-    if not entry.setting_prefixes:
-        raise PluginError(f"optimizer {name!r} has settings but no setting_prefixes")
-    for setting in attrs.fields(entry.settings):
-        full = f"{entry.setting_prefixes[0]}_{setting.name}"
-        if full in core_fields:
-            raise PluginError(
-                f"setting {full!r} of optimizer {name!r} is a field of the core's configuration; "
-                "give the optimizer another setting prefix"
-            )
-
-
-_KINDS = {str: ("description", "example"), bool: ("supports_fp16", "supports_peers")}
-
-_INSTEAD: Mapping[type, str] = {
-    list: "a tuple, or field(factory=list)",
-    dict: "field(factory=dict)",
-    set: "a frozenset, or field(factory=set)",
-}
-"""What changes in place to what to write as a default in its place."""
-
-
-def _require_settings(whose: str, settings: type | None) -> None:
-    """Raise unless a settings class can be used, and does not silently do what nobody has meant.
-
-    It is one of attrs, takes its own defaults, shares none that can be changed, and its choices are several texts.
-    """
-    if settings is None:
-        return
-    if not (isinstance(settings, type) and attrs.has(settings)):
-        raise PluginError(f"{whose}: settings={settings!r} is no attrs class")
-    try:
-        made = settings()
-    except Exception as error:
+    if declared is None:
         raise PluginError(
-            f"{whose}: {settings.__name__} cannot be made of its defaults: {words_of(error)}"
-        ) from error
-    for setting in attrs.fields(settings):
-        choices = setting.metadata.get("choices", ())
-        if isinstance(choices, str):
-            raise PluginError(
-                f"{whose}: {settings.__name__}: the choices of {setting.name!r} are the text {choices!r}; they must be "
-                f"a tuple of texts: ({choices!r},)"
-            )
-        kind = next((each for each in _INSTEAD if isinstance(setting.default, each)), None)
-        # A converter may make a tuple of it.
-        if kind is not None and getattr(made, setting.name) is setting.default:
-            raise PluginError(
-                f"{whose}: {settings.__name__}: the default of {setting.name!r} is a {kind.__name__}, which all "
-                f"configurations would share; give {_INSTEAD[kind]}"
-            )
+            f'it declares no megaopt_api; plugins for this megaopt declare megaopt_api = "{API_VERSION}"'
+        )
+    if not (isinstance(declared, str) and declared.isdecimal()):
+        advice = "declare it as that text"
+    elif int(declared) > int(API_VERSION):
+        advice = "the plugin is written for a newer megaopt; upgrade megaopt-core, or take an older plugin"
+    else:
+        advice = "the plugin is written for an older megaopt; upgrade the plugin"
+    raise PluginError(
+        f"it declares megaopt_api = {declared!r}, and this megaopt loads plugins that declare {API_VERSION!r}: {advice}"
+    )
+
+
+def _check_functions(plugin: Any) -> None:
+    """Raise where a hook would silently do nothing, since pluggy does not take it for one."""
+    for attribute, value in inspect.getmembers(plugin):
+        is_function = inspect.isroutine(value)
+        if attribute.startswith("megaopt_") and is_function and not hasattr(value, "megaopt_impl"):
+            raise PluginError(f"its function {attribute!r} is not marked with @hookimpl{_meant(attribute)}")
+        if attribute in _HOOKS and not is_function:
+            raise PluginError(f"its {attribute!r} is no function but of type {type(value).__name__}")
+
+
+def _meant(name: str) -> str:
+    return "" if name in _HOOKS else did_you_mean(name, _HOOKS)

@@ -28,17 +28,12 @@ _SHORT = 2
 
 type Kind = Literal["optimizer", "strategy", "schedule", "precision"]
 
-WORDS: Mapping[Kind, str] = {
+WORDS: Mapping[str, str] = {
     "optimizer": "optimizer",
     "strategy": "sharding strategy",
     "schedule": "schedule",
     "precision": "precision policy",
-}
-_CATALOGUES: Mapping[Kind, Mapping[str, str]] = {
-    "optimizer": catalogue.OPTIMIZERS,
-    "strategy": catalogue.STRATEGIES,
-    "schedule": {},
-    "precision": catalogue.PRECISION_POLICIES,
+    "plugin": "plugin name",
 }
 
 
@@ -52,9 +47,7 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Sequence[Plugi
         plugins: every installed plugin.
     """
     what = f"{WORDS[kind]} {name!r}"
-    distribution = _CATALOGUES[kind].get(name)
-    if distribution is None and kind == "optimizer" and ":" in name:
-        distribution = catalogue.RESOLVER
+    distribution = catalogue.distribution_of(kind, name)
     if distribution is not None:
         absent = absent_plugin(what, name, distribution, plugins)
         if absent is not None:
@@ -69,11 +62,7 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Sequence[Plugi
     for info in plugins:
         if info.goes_by(name) and (left_out := _left_out(what, name, info)):
             return left_out
-    names = [*known, *_CATALOGUES[kind]]
-    torchs = _torch_guess(name, names) if kind == "optimizer" else ""
-    close = [] if torchs else _close(name, names)
-    brings = sorted({_CATALOGUES[kind][one] for one in close if one not in known})
-    guess = torchs or _guess(close, f" (pip install {' '.join(brings)})" if brings else "")
+    guess = (_torch_guess(name, known) if kind == "optimizer" else "") or _guess(kind, name, known)
     listed = ", ".join(sorted(known)) or "none"
     text = f"unknown {what}{guess or '.'} Known are: {listed}{may_provide(plugins)}"
     broken = [info for info in plugins if info.status is PluginStatus.BROKEN]
@@ -142,19 +131,22 @@ def _left_out(what: str, name: str, info: PluginInfo) -> PluginError | None:
     return None
 
 
-def _torch_guess(name: str, known: Iterable[str]) -> str:
+def _guess(kind: Kind, name: str, known: Sequence[str]) -> str:
+    """Return which name was meant, here or in a plugin that is not here, as the end of a sentence."""
+    close = _close(name, [*known, *catalogue.OFFERED[kind]])
+    brings = sorted({catalogue.OFFERED[kind][one] for one in close if one not in known})
+    return _meant(close, f" (pip install {' '.join(brings)})" if brings else "")
+
+
+def _torch_guess(name: str, known: Sequence[str]) -> str:
     """Return the name by which torch's class of this name can be had; empty where there is none, or a known name."""
     import torch.optim
 
-    classes = {
-        plain_name(known): known for known, value in vars(torch.optim).items() if isinstance(value, type)
-    }
+    classes = {plain_name(own): own for own, value in vars(torch.optim).items() if isinstance(value, type)}
     asked = plain_name(name)
-    return (
-        f"; torch's class goes by 'torch:{classes[asked]}' ({catalogue.RESOLVER})."
-        if asked in classes.keys() - set(map(plain_name, known))
-        else ""
-    )
+    if asked not in classes or asked in map(plain_name, [*known, *catalogue.OFFERED["optimizer"]]):
+        return ""
+    return f"; torch's class goes by 'torch:{classes[asked]}' ({catalogue.RESOLVER})."
 
 
 def may_provide(plugins: Iterable[PluginInfo]) -> str:
@@ -182,7 +174,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("torch.optim.AdamW", ["adam", "adamw"])
         "; did you mean 'adamw'?"
     """
-    return _guess(_close(name, known))
+    return _meant(_close(name, known))
 
 
 def _close(name: str, known: Iterable[str]) -> list[str]:
@@ -197,7 +189,7 @@ def _close(name: str, known: Iterable[str]) -> list[str]:
     return [plain[one] for one in close]
 
 
-def _guess(close: Sequence[str], advice: str = "") -> str:
+def _meant(close: Sequence[str], advice: str = "") -> str:
     return f"; did you mean {' or '.join(map(repr, close))}{advice}?" if close else ""
 
 

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal
 
 from megaopt_core.errors import (
+    BrokenPluginWarning,
     DuplicateNameError,
     MegaoptError,
     PluginError,
     PluginHookError,
+    warn_user,
 )
+from megaopt_core.registry import _missing as missing
 from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._infos import PluginInfo
-from megaopt_core.registry._installation import Installation
-from megaopt_core.registry._missing import Kind, missing
+from megaopt_core.registry._installed import choice_in, installed, named_in_vain
+from megaopt_core.registry._loading import LoadedPlugin, import_each
+from megaopt_core.registry._missing import Kind
 
-if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their commands does not
-    import pluggy
-
+if TYPE_CHECKING:  # what plugins offer needs torch; listing plugins and their commands does not
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
-    from megaopt_core.registry._contents import Contents
-    from megaopt_core.registry._loading import LoadedPlugin
+    from megaopt_core.registry._offers import Offers
     from megaopt_core.registry._setting_owners import SettingInfo
     from megaopt_core.sharding._protocol import ShardingStrategy
 
@@ -58,21 +57,19 @@ class PluginRegistry:
     def __init__(
         self, entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
-        self._installed = Installation(entry_points, os.environ if environ is None else environ)
-        self._resolved: dict[str, tuple[OptimizerEntry, PluginInfo]] = {}
-        self._resolved_settings: dict[str, SettingInfo] = {}
+        self._choice = choice_in(os.environ if environ is None else environ)
+        self._installed = installed(entry_points, self._choice)
+        self._offers: Offers | None = None
+        self._lock = threading.RLock()
+        self._is_loading = False
 
     def plugins(self) -> tuple[PluginInfo, ...]:
         """Return every installed plugin, the core's own first, then by name; imports none."""
-        return tuple(self._installed.infos)
+        return tuple(info for _, info in self._installed)
 
     def named_in_vain(self) -> list[str]:
         """Return a line for every name in the two variables that no installed plugin goes by."""
-        return self._installed.named_in_vain()
-
-    def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
-        """Return the plugins that have been loaded and work, with what each offers; loads none."""
-        return self._installed.loaded_plugins()
+        return named_in_vain(self._choice, self.plugins())
 
     def load(self) -> None:
         """Load every plugin that is not blocked, once.
@@ -80,10 +77,14 @@ class PluginRegistry:
         Raises:
             PluginError: a plugin asked for this while it was being loaded itself.
         """
-        self._installed.contents()
+        self._loaded()
 
-    def command_hooks(self) -> tuple[tuple[PluginInfo, pluggy.HookRelay], ...]:
-        """Return the plugins that may bring commands, with their hooks.
+    def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
+        """Return the plugins that have been loaded and work, with what each offers; loads none."""
+        return () if self._offers is None else tuple(self._offers.plugins)
+
+    def command_plugins(self) -> tuple[LoadedPlugin, ...]:
+        """Return the plugins that bring commands.
 
         Before the plugins are loaded, only those are imported whose source names the hook `megaopt_commands`, and none
         is asked for anything else: a plugin whose module does not import torch shows its commands at once.
@@ -91,11 +92,42 @@ class PluginRegistry:
         Raises:
             PluginError: a plugin asked for this while it was being loaded itself.
         """
-        return self._installed.command_hooks()
+        with self._lock:
+            if self._offers is not None:
+                plugins = self._offers.plugins
+            else:
+                plugins, broken = self._import_each(None)
+                _warn_of(broken)
+            return tuple(plugin for plugin in plugins if plugin.has("megaopt_commands"))
+
+    def _loaded(self) -> Offers:
+        """Return what all plugins together offer; the first call loads them."""
+        with self._lock:
+            if self._offers is None:
+                from megaopt_core.registry._offers import Offers
+
+                offers = Offers()
+                _, broken = self._import_each(offers)
+                self._offers = offers
+                _warn_of(broken)
+            return self._offers
+
+    def _import_each(self, offers: Offers | None) -> tuple[list[LoadedPlugin], list[PluginInfo]]:
+        """Return the plugins that work, and those that are broken from now on."""
+        if self._is_loading:
+            raise PluginError(
+                "plugins are being loaded: a plugin must not look others up while it is imported"
+            )
+        self._is_loading = True
+        try:
+            self._installed, works, broken = import_each(self._installed, offers)
+        finally:
+            self._is_loading = False
+        return works, broken
 
     def conflicts(self) -> tuple[DuplicateNameError, ...]:
         """Return an error for every name that two plugins give."""
-        return tuple(self._installed.contents().conflicts.values())
+        return tuple(self._loaded().conflicts.values())
 
     def require_one_owner(self, kind: str, name: str) -> None:
         """Raise if two plugins give a name.
@@ -107,7 +139,7 @@ class PluginRegistry:
         Raises:
             DuplicateNameError: they do; it names both.
         """
-        self._installed.contents().require_one_owner(kind, name)
+        self._loaded().require_one_owner(kind, name)
 
     def optimizer(self, name: str) -> OptimizerEntry:
         """Return the entry of an optimizer; a name that no plugin lists is given to those that resolve names.
@@ -132,7 +164,7 @@ class PluginRegistry:
             listed: a plugin must list it: names from files are looked up so, for to resolve one may import a module.
         """
         if listed:
-            return name in self._installed.contents().tables["optimizer"]
+            return name in self._loaded().table["optimizer"]
         try:
             self._find("optimizer", name)
         except PluginError:
@@ -176,11 +208,8 @@ class PluginRegistry:
             name: what users write in `lr_decay_style="..."` or `wd_incr_style="..."`.
             kind: what it has to serve: `"lr"`, `"wd"`, or None for either.
         """
-        known = self.schedules(kind)
-        self.require_one_owner("schedule", name)
-        if name not in known:
-            raise missing("schedule", name, tuple(known), self._installed.infos)
-        return known[name]
+        style: ScheduleStyle = self._find("schedule", name, tuple(self.schedules(kind)))[0]
+        return style
 
     def schedules(self, kind: Literal["lr", "wd"] | None = None) -> dict[str, ScheduleStyle]:
         """Return every schedule style that one plugin gives, by name.
@@ -246,7 +275,7 @@ class PluginRegistry:
 
         Those of a resolved optimizer are among them once it has been asked for.
         """
-        return {**self._installed.contents().settings, **self._resolved_settings}
+        return self._all("setting")
 
     def call_each(
         self, hook_name: str, /, *, failed: list[PluginHookError] | None = None, **kwargs: Any
@@ -267,76 +296,75 @@ class PluginRegistry:
         Raises:
             PluginHookError: a plugin raised; the message names it, and the error is the cause.
         """
-        found = []
-        for plugin in self._installed.contents().plugins:
-            try:
-                found += [(plugin.info, result) for result in _call(plugin, hook_name, kwargs)]
-            except PluginHookError as error:
-                if failed is None:
-                    raise
-                failed.append(error)
-        return found
+        return self._loaded().call_each(hook_name, failed, kwargs)
 
-    def _all(self, kind: Kind) -> dict[str, Any]:
-        return {name: offered for name, (offered, _) in self._installed.contents().tables[kind].items()}
+    def absent_plugin(self, what: str, name: str, distribution: str) -> PluginError | None:
+        """Return the error for something whose distribution is known, None if that distribution's plugin is loaded.
 
-    def _find(self, kind: Kind, name: str) -> tuple[Any, PluginInfo]:
+        Args:
+            what: what was asked for, in words.
+            name: its name.
+            distribution: what brings it.
+        """
+        return missing.absent_plugin(what, name, distribution, self.plugins())
+
+    def advice_on(
+        self,
+        name: str,
+        known: Iterable[str],
+        optimizer: str | None = None,
+        *,
+        kind: Literal["setting", "override", "argument"] = "setting",
+    ) -> str:
+        """Return what to write in place of a name that there is not, as the end of a sentence; empty without a guess.
+
+        Args:
+            name: what was given.
+            known: the names that there are.
+            optimizer: the optimizer that it was meant for, where it is known.
+            kind: what the name was given as.
+
+        Example:
+            >>> PluginRegistry(entry_points=[], environ={}).advice_on("weigth_decay", ["lr", "weight_decay"])
+            "; did you mean 'weight_decay'?"
+        """
+        known = list(known)
+        advised = self.call_each(
+            "megaopt_advice", failed=[], name=name, known=known, optimizer=optimizer, kind=kind
+        )
+        words = (advice for _, advice in advised if isinstance(advice, str))
+        return next(words, missing.did_you_mean(name, known))
+
+    def may_provide(self) -> str:
+        """Return a sentence about the plugins that are installed and broken; empty when there are none."""
+        return missing.may_provide(self.plugins())
+
+    def _all(self, kind: str) -> dict[str, Any]:
+        return {name: value for name, (value, _) in self._loaded().table[kind].items()}
+
+    def _find(self, kind: Kind, name: str, among: Sequence[str] | None = None) -> tuple[Any, PluginInfo]:
         """Return what has a name, and whose it is."""
-        contents = self._installed.contents()
-        contents.require_one_owner(kind, name)
-        found = contents.tables[kind].get(name)
+        self.require_one_owner(kind, name)
+        offered = self._loaded().table[kind]
+        known = tuple(offered) if among is None else among
+        found = offered.get(name) if name in known else None
         if found is None and kind == "optimizer":
-            found = self._resolve(contents, name)
+            with self._lock:
+                found = self._loaded().resolved(name)
         if found is None:
-            raise missing(kind, name, tuple(contents.tables[kind]), self._installed.infos)
+            raise missing.missing(kind, name, known, self.plugins())
         return found
 
-    def _resolve(self, contents: Contents, name: str) -> tuple[OptimizerEntry, PluginInfo] | None:
-        from megaopt_core.registry._contents import resolve_optimizer
-        from megaopt_core.registry._loading import check_entry
-        from megaopt_core.registry._setting_owners import find_owners
 
-        with self._installed.lock:
-            if name in self._resolved:
-                return self._resolved[name]
-            found = resolve_optimizer(name, contents.plugins)
-            if found is not None:
-                resolved = {**self._resolved, name: found}
-                owned = {**contents.tables["optimizer"], **resolved}
-                settings, contested = find_owners([(each, *whose) for each, whose in owned.items()])
-                for error in contested.values():
-                    raise error
-                core_fields = {field for plugin in contents.plugins for field in plugin.core_fields}
-                check_entry(name, found[0], core_fields)
-                self._resolved_settings = {
-                    full: info for full, info in settings.items() if full not in contents.settings
-                }
-                self._resolved = resolved
-            return found
+def _warn_of(broken: Iterable[PluginInfo]) -> None:
+    for info in broken:
+        warn_user(f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     import torch
 
     return isinstance(error, torch.OutOfMemoryError)
-
-
-def _call(plugin: LoadedPlugin, hook_name: str, kwargs: Mapping[str, Any]) -> list[Any]:
-    given = {name: _own(name, value) for name, value in kwargs.items()}
-    try:
-        with warnings.catch_warnings():  # filters that it sets are its own affair
-            return list(getattr(plugin.hooks, hook_name)(**given))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise plugin.info.failed_in(hook_name, words_of(error)) from error
-
-
-def _own(name: str, value: Any) -> Any:
-    """Return what a plugin may change as it likes; the models are what they are."""
-    if name == "config":
-        return copy.deepcopy(value)
-    return list(value) if name == "model_chunks" else value
 
 
 _registry: PluginRegistry | None = None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import Attribute, frozen
 
 from megaopt_core.errors import DuplicateNameError
-from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._infos import PluginInfo
 
-__all__ = ["SettingInfo", "find_owners", "type_name"]
+if TYPE_CHECKING:
+    from megaopt_core.plugin_api._entries import OptimizerEntry
+
+__all__ = ["SettingInfo", "settings_in", "type_name"]
 
 
 @frozen
@@ -59,38 +60,37 @@ class SettingInfo:
         found = self.field.metadata.get("choices", ())
         return tuple(map(str, found() if callable(found) else found))
 
+    def conflict_with(self, first: SettingInfo) -> DuplicateNameError | None:
+        """Return the error for a name that another setting has; None where it is the same setting.
 
-def find_owners(
-    offered: Iterable[tuple[str, OptimizerEntry, PluginInfo]],
-) -> tuple[dict[str, SettingInfo], dict[str, DuplicateNameError]]:
-    """Return the owner of every setting by full name, and the error for every full name that has two.
+        Args:
+            first: what has it.
+        """
+        if first.settings is self.settings and first.plugin == self.plugin:
+            return None
+        return DuplicateNameError(
+            f"setting {self.name!r} is given by {first.plugin} for optimizer {first.entry!r} and by "
+            f"{self.plugin} for optimizer {self.entry!r}; each needs a setting prefix of its own",
+            name=self.name,
+            owners=(first.plugin.source, self.plugin.source),
+        )
+
+
+def settings_in(name: str, entry: OptimizerEntry, plugin: PluginInfo) -> list[SettingInfo]:
+    """Return the settings that an optimizer adds to the configuration.
 
     Args:
-        offered: name, entry and plugin of every optimizer. Entries of one plugin may share a settings class.
+        name: the optimizer.
+        entry: its entry; entries of one plugin may share a settings class.
+        plugin: whose it is.
     """
-    owners: dict[str, SettingInfo] = {}
-    contested: dict[str, DuplicateNameError] = {}
-    for entry_name, entry, plugin in offered:
-        if entry.settings is None:
-            continue
-        prefix = entry.setting_prefixes[0]
-        for setting in attrs.fields(entry.settings):
-            info = SettingInfo(
-                f"{prefix}_{setting.name}", prefix, setting, entry.settings, plugin, entry_name
-            )
-            first = owners.setdefault(info.name, info)
-            if first.settings is not info.settings or first.plugin != info.plugin:
-                contested.setdefault(info.name, _contested(first, info))
-    return {name: info for name, info in owners.items() if name not in contested}, contested
-
-
-def _contested(first: SettingInfo, second: SettingInfo) -> DuplicateNameError:
-    return DuplicateNameError(
-        f"setting {second.name!r} is given by {first.plugin} for optimizer {first.entry!r} and by "
-        f"{second.plugin} for optimizer {second.entry!r}; each needs a setting prefix of its own",
-        name=second.name,
-        owners=(first.plugin.source, second.plugin.source),
-    )
+    if entry.settings is None:
+        return []
+    prefix = entry.setting_prefixes[0]
+    return [
+        SettingInfo(f"{prefix}_{each.name}", prefix, each, entry.settings, plugin, name)
+        for each in attrs.fields(entry.settings)
+    ]
 
 
 def type_name(annotation: Any) -> str:

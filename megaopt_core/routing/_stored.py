@@ -20,7 +20,6 @@ from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
 from megaopt_core.registry._catalogue import CHECKPOINT_READER
-from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._inventory import InventoryItem
 
@@ -62,9 +61,7 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
         return _checked(*answers[0])
     for error in failed:
         raise error.__cause__ if isinstance(error.__cause__, MegaoptError) else error from None
-    absent = absent_plugin(
-        f"the reader of routing={path!r}", CHECKPOINT_READER, CHECKPOINT_READER, registry.plugins()
-    )
+    absent = registry.absent_plugin(f"the reader of routing={path!r}", CHECKPOINT_READER, CHECKPOINT_READER)
     raise absent or CheckpointError(
         f"routing={path!r}: there is no checkpoint that a plugin reads", path=path
     )
@@ -151,7 +148,7 @@ def _require_installed(stored: StoredRouting, optimizer: str, name: str, trusted
     distribution = stored.plugins.get(optimizer)
     if not registry.has_optimizer(optimizer, listed=True):
         what = f"optimizer {optimizer!r}, which steps {name!r} in {stored.name},"
-        absent = absent_plugin(what, optimizer, distribution, registry.plugins()) if distribution else None
+        absent = registry.absent_plugin(what, optimizer, distribution) if distribution else None
         if absent is not None:
             raise absent
         if ":" in optimizer and optimizer not in trusted:

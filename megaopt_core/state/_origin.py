@@ -11,7 +11,6 @@ from megaopt_core.errors import CheckpointMismatchError, PluginError, ViewError
 from megaopt_core.params._names import shown
 from megaopt_core.params._specs import Granularity
 from megaopt_core.params._views import MATRIX, MatrixView
-from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ def stepped_otherwise(
             elif seen:
                 found[name] = f"{seen}{otherwise}"
             continue
-        if distribution and absent_plugin(saved, saved, distribution, get_registry().plugins()) is not None:
+        if distribution and get_registry().absent_plugin(saved, saved, distribution) is not None:
             absent = f"{saved!r} of {distribution}, which is not installed here (pip install {distribution})"
             if strict:
                 raise CheckpointMismatchError(

@@ -19,7 +19,6 @@ from megaopt_core.params._overrides import (
 )
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.registry._catalogue import ROLE_READER
-from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._overrides.from_config import STANDARD_KEYS
 
@@ -145,7 +144,7 @@ class OverrideSet:
         asking = next((entry for entry in self.entries if entry.key.role), None) if decision.unread else None
         if asking is not None:
             what = f"{asking} asks for roles, and that of {name!r} is in doubt: what reads it"
-            error: MegaoptError | None = absent_plugin(what, name, ROLE_READER, get_registry().plugins())
+            error: MegaoptError | None = get_registry().absent_plugin(what, name, ROLE_READER)
             if error is None:
                 error = RoutingError(f"{what} comes with {ROLE_READER}, which has not read it", names=[name])
             error.args = (f"{error} (an attribute on the parameter settles it too: matrix_view=...)",)

@@ -19,7 +19,6 @@ from megaopt_core.errors import MegaoptError, OverrideError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import OVERRIDE_FIELDS
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.registry._advice import advice_on
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._overrides.matching import Match
 
@@ -75,7 +74,7 @@ class OverrideSettings:
         for key in extra:
             if key not in known.defaults and key not in known.parameters:
                 allowed = sorted({*OVERRIDE_FIELDS, "lr", *known.defaults, *known.parameters})
-                advice = advice_on(key, allowed, name, kind="override")
+                advice = get_registry().advice_on(key, allowed, name, kind="override")
                 raise OverrideError(
                     f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}"
                     f"{advice}{'' if advice.endswith('?') else '.'} Allowed are {', '.join(allowed)}",

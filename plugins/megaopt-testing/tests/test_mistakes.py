@@ -61,10 +61,6 @@ MISTAKES = {
         "@hookimpl\ndef megaopt_param_overrides(config, model): return {}",
         "its 'megaopt_param_overrides' takes 'model', which the hook is not given; it may take config, model_chunks",
     ),
-    "a hook with a default": (
-        "@hookimpl\ndef megaopt_param_overrides(config, model_chunks=()): return {}",
-        "its 'megaopt_param_overrides' would never be given 'model_chunks', which has a default",
-    ),
     "settings that are an instance": (
         CLASS.format("1") + ENTRY.format("settings=S(), setting_prefixes=('bad',)"),
         "optimizer 'bad': settings is an instance of S; give the class, without (): settings=S",

@@ -52,16 +52,16 @@ def test_no_optimizer_is_named_in_the_core() -> None:
 @pytest.mark.parametrize("name", catalogue.REFERENCE_SETTINGS)
 def test_every_old_setting_has_an_owner(name) -> None:
     """A configuration of another trainer tells which plugin it needs."""
-    owner = catalogue.distribution_of_setting(name)
-    assert owner in set(catalogue.OPTIMIZERS.values())
+    owner = catalogue.distribution_of("setting", name)
+    assert owner in set(catalogue.OFFERED["optimizer"].values())
 
 
 def test_the_longest_prefix_decides() -> None:
     """`adaptive_muon_eps` is not a setting `adaptive` of something."""
-    assert catalogue.distribution_of_setting("adaptive_muon_eps") == "megaopt-muon"
-    assert catalogue.distribution_of_setting("muon_momentum") == "megaopt-muon"
-    assert catalogue.distribution_of_setting("lr") is None
-    assert catalogue.distribution_of_setting("adamant_x") is None
+    assert catalogue.distribution_of("setting", "adaptive_muon_eps") == "megaopt-muon"
+    assert catalogue.distribution_of("setting", "muon_momentum") == "megaopt-muon"
+    assert catalogue.distribution_of("setting", "lr") is None
+    assert catalogue.distribution_of("setting", "adamant_x") is None
 
 
 def test_the_catalogue_agrees_with_the_plugins_that_are_installed() -> None:
@@ -71,15 +71,19 @@ def test_the_catalogue_agrees_with_the_plugins_that_are_installed() -> None:
     registry = PluginRegistry(environ={})
     registry.load()
     for plugin in registry.loaded_plugins():
-        if plugin.info.distribution not in set(catalogue.OPTIMIZERS.values()):
+        if plugin.info.distribution not in set(catalogue.OFFERED["optimizer"].values()):
             continue
-        expected = {name for name, owner in catalogue.OPTIMIZERS.items() if owner == plugin.info.distribution}
-        assert set(plugin.optimizers) == expected
+        expected = {
+            name
+            for name, owner in catalogue.OFFERED["optimizer"].items()
+            if owner == plugin.info.distribution
+        }
+        assert set(plugin.offers["optimizer"]) == expected
         owned = {info.name for info in registry.setting_owners().values() if info.plugin == plugin.info}
         for name in catalogue.REFERENCE_SETTINGS:
-            assert (name in owned) is (catalogue.distribution_of_setting(name) == plugin.info.distribution), (
-                name
-            )
+            assert (name in owned) is (
+                catalogue.distribution_of("setting", name) == plugin.info.distribution
+            ), name
 
 
 def test_old_names_of_the_configuration_still_work() -> None:

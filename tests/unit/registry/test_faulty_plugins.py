@@ -240,35 +240,8 @@ IN_USE = {
 }
 
 ENTRY = "@hookimpl\ndef megaopt_optimizer_entries(): return {{'bad': OptimizerEntry(torch.optim.SGD, {})}}"
-STYLE = "@hookimpl\ndef megaopt_schedules(): return {{'bad': ScheduleStyle({})}}"
-OWN = "settings=S, setting_prefixes=('bad',)"
-CLASS = "@frozen\nclass S:\n    betas: object = {}\n"
 
 MISTAKES = {
-    "choices without a comma": (
-        "@frozen\nclass S:\n    a: str = field(default='ns', metadata={'choices': 'ns'})\n"
-        + ENTRY.format(OWN),
-        "optimizer 'bad': S: the choices of 'a' are the text 'ns'; they must be a tuple of texts: ('ns',)",
-    ),
-    "a list as a default": (
-        CLASS.format("[0.9]") + ENTRY.format(OWN),
-        "optimizer 'bad': S: the default of 'betas' is a list, which all configurations would share; give a tuple, or "
-        "field(factory=list)",
-    ),
-    "a dict as a default": (
-        CLASS.format("{}") + ENTRY.format(OWN),
-        "optimizer 'bad': S: the default of 'betas' is a dict, which all configurations would share; give "
-        "field(factory=dict)",
-    ),
-    "a set as a default of a style": (
-        CLASS.format("{1}") + STYLE.format("learning_rate=lambda point: 1.0, settings=S"),
-        "schedule 'bad': S: the default of 'betas' is a set, which all configurations would share; give a frozenset, "
-        "or field(factory=set)",
-    ),
-    "a hook with a default": (
-        "@hookimpl\ndef megaopt_param_overrides(config, model_chunks=()): return {}",
-        "its 'megaopt_param_overrides' would never be given 'model_chunks', which has a default",
-    ),
     "prefixes without a comma": (
         ENTRY.format("setting_prefixes='bad'"),
         "OptimizerEntry(setting_prefixes='bad'): must be a tuple of names: ('bad',)",
@@ -344,7 +317,7 @@ def test_a_mistake_is_told_in_one_line_with_its_remedy(plugins, mistake) -> None
 def test_an_entry_point_that_names_nothing_is_left_out(value) -> None:
     """Listing commands, which reads sources first, is harmed as little as loading."""
     point = EntryPoint(name="bad", value=value, group="megaopt")
-    for look in (PluginRegistry.load, PluginRegistry.command_hooks):
+    for look in (PluginRegistry.load, PluginRegistry.command_plugins):
         registry = PluginRegistry([point], {})
         said = said_by(lambda look=look, registry=registry: look(registry))
         assert said.startswith(f"plugin 'bad' ({value}) failed to load and is left out: ")
@@ -442,8 +415,7 @@ def test_no_plugin_sees_what_another_does_to_the_configuration(plugins) -> None:
         optimizer = build_optimizer(model, name, lr=0.25)
         assert (optimizer.config.lr, {group["lr"] for group in optimizer.param_groups}) == (0.25, {0.25})
     (observer,) = [plugin for plugin in registry.loaded_plugins() if plugin.info.name == "observer"]
-    (impl,) = observer.hooks.megaopt_param_overrides.get_hookimpls()
-    assert impl.plugin.seen == [(0.25, 1), (0.25, 1)]
+    assert observer.plugin.seen == [(0.25, 1), (0.25, 1)]
 
 
 MATRICES = """

@@ -128,6 +128,18 @@ def test_hooks_are_called_plugin_by_plugin_in_one_order(plugins) -> None:
     ]
 
 
+def test_an_argument_that_has_a_default_in_the_plugin_is_given_too(plugins) -> None:
+    """So that a plugin may also be used where an older megaopt does not give it."""
+    plugins.install(
+        "one",
+        "@hookimpl\ndef megaopt_annotate_params(model_chunk, no_forward='?', later=3): return no_forward, later",
+    )
+    given = {"model_chunk": torch.nn.Linear(1, 1), "example": None, "no_forward": "why"}
+    assert [answer for _, answer in plugins.registry().call_each("megaopt_annotate_params", **given)] == [
+        ("why", 3)
+    ]
+
+
 def test_an_error_inside_a_hook_names_the_plugin(plugins) -> None:
     """What it raised is the cause; with a list for the errors, the others are called."""
     plugins.install(

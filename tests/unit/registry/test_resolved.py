@@ -65,7 +65,7 @@ def test_a_resolver_refuses_in_its_own_words_and_its_faults_are_named(plugins) -
     with pytest.raises(PluginHookError) as raised:
         registry.optimizer("house:Broken")
     assert str(raised.value) == (
-        "plugin 'resolver' (megaopt-resolver 1.0): hook megaopt_resolve_optimizer failed for 'house:Broken': "
+        "optimizer 'house:Broken': plugin 'resolver' (megaopt-resolver 1.0) failed in hook megaopt_resolve_optimizer: "
         "ZeroDivisionError: division by zero"
     )
     with pytest.raises(PluginHookError, match=r"returned type for 'house:Nonsense'; it must return an"):

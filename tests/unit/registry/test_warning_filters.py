@@ -64,9 +64,10 @@ def test_filters_that_a_plugin_sets_end_with_its_turn(plugins, place, setting) -
 def test_filters_that_a_plugin_sets_end_with_a_look_at_commands(plugins) -> None:
     """Commands are listed before the plugins are loaded."""
     plugins.install(
-        "strict", "import warnings\nwarnings.simplefilter('error')\n# implements megaopt_commands elsewhere"
+        "strict",
+        "import warnings\nwarnings.simplefilter('error')\n@hookimpl\ndef megaopt_commands(commands): pass",
     )
     before = list(warnings.filters)
     registry = plugins.registry()
-    assert [info.name for info, _ in registry.command_hooks()] == ["strict"]
+    assert [plugin.info.name for plugin in registry.command_plugins()] == ["strict"]
     assert warnings.filters == before

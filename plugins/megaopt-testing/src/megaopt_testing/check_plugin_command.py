@@ -174,9 +174,9 @@ def _subjects(name: str) -> tuple[list[Subject], PluginInfo | None]:
     for plugin in registry.loaded_plugins():
         if plugin.info.goes_by(name):
             offered = [
-                *((Kind.OPTIMIZER, each) for each in plugin.optimizers),
-                *((Kind.STRATEGY, each) for each in plugin.strategies),
-                *((Kind.SCHEDULE, each) for each in plugin.schedules),
+                *((Kind.OPTIMIZER, each) for each in plugin.offers["optimizer"]),
+                *((Kind.STRATEGY, each) for each in plugin.offers["strategy"]),
+                *((Kind.SCHEDULE, each) for each in plugin.offers["schedule"]),
             ]
             if plugin.has("megaopt_annotate_params"):
                 offered.append((Kind.ROLES, plugin.info.name))

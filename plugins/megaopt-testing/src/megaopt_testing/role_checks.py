@@ -10,6 +10,7 @@ from torch import nn
 
 from megaopt_core.errors import ConformanceError, ViewError
 from megaopt_core.params import Doubt, MatrixView, Role, RoleDecision
+from megaopt_core.registry import LoadedPlugin
 from megaopt_testing.check import Check, Kind, subject
 from megaopt_testing.models import SharedBlocks, TinyGPT
 from megaopt_testing.process_state import process_settings, random_states
@@ -83,9 +84,9 @@ def _made(make: ModelFactory, device: str = "cpu") -> nn.Module:
 
 def _ask(plugin: str, model: nn.Module) -> dict[str, Any]:
     """Return what the plugin's hook says, whatever type it is of."""
-    hooks = subject(Kind.ROLES, plugin).hooks
+    reader: LoadedPlugin = subject(Kind.ROLES, plugin)
     found: dict[str, Any] = {}
-    for answer in hooks.megaopt_annotate_params(model_chunk=model, example=None, no_forward=""):
+    for answer in reader.ask("megaopt_annotate_params", model_chunk=model, example=None, no_forward=""):
         if not isinstance(answer, Mapping):
             _fail(plugin, f"it answers {type(answer).__name__}; an answer is {{qualified name: what it is}}")
         found.update(answer)

@@ -16,7 +16,7 @@ from megaopt_checkpoint.values.sliced import sliced
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params import Shard
 from megaopt_core.precision import BLOCKS, MAIN_PARAM, SCALED, StoredSlice
-from megaopt_core.registry import absent_plugin, get_registry
+from megaopt_core.registry import get_registry
 from megaopt_core.state import PieceState, misfit
 
 __all__ = ["Member", "PieceRestore"]
@@ -311,6 +311,6 @@ def _latest(values: Sequence[Any]) -> Any:
 
 def _who_reads(code: str) -> str:
     """Return which plugin is missing for a code, or by which hook one would offer it."""
-    plugins = get_registry().plugins()
-    absent = code in (BLOCKS, SCALED) and absent_plugin(f"the code {code!r}", code, _LOWBIT, plugins)
+    known = code in (BLOCKS, SCALED)
+    absent = get_registry().absent_plugin(f"the code {code!r}", code, _LOWBIT) if known else None
     return str(absent) if absent else "a plugin offers it by the hook megaopt_state_codes"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
 from typing import Any
 
-import pluggy
-
 from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import OptimizerEntry, ScheduleStyle
-from megaopt_core.registry import GROUP, PluginInfo, PluginStatus, get_registry
+from megaopt_core.registry import GROUP, PluginInfo, PluginStatus, get_registry, hook_arguments
 from megaopt_testing.mistakes.entry_points import load_named
 from megaopt_testing.mistakes.hooks import check_hooks
 from megaopt_testing.mistakes.remedies import remedy_of
@@ -45,14 +43,13 @@ def require_sound(info: PluginInfo) -> None:
 def _examine(info: PluginInfo) -> None:
     """Raise for the first mistake of a plugin."""
     loaded = next((each for each in get_registry().loaded_plugins() if each.info == info), None)
-    check_hooks(_plugin_of(info, None if loaded is None else loaded.hooks), _given())
-    offers: dict[str, _Records] = (
-        {kind: _asked(info, hook) for kind, hook in _OFFERS.items()}
-        if loaded is None
-        else {"optimizer": loaded.optimizers, "schedule": loaded.schedules}
+    plugin = load_named(EntryPoint(info.name, info.module, GROUP)) if loaded is None else loaded.plugin
+    check_hooks(plugin, hook_arguments())
+    offers: Mapping[str, _Records] = (
+        {kind: _asked(plugin, hook) for kind, hook in _OFFERS.items()} if loaded is None else loaded.offers
     )
-    for kind, records in offers.items():
-        for name, record in records.items():
+    for kind in _OFFERS:
+        for name, record in offers[kind].items():
             whose = f"{kind} {name!r}"
             check_signatures(whose, record)
             if record.settings is not None:
@@ -60,27 +57,9 @@ def _examine(info: PluginInfo) -> None:
                 check_defaults(whose, record.settings)
 
 
-def _plugin_of(info: PluginInfo, hooks: pluggy.HookRelay | None) -> Any:
-    """Return what the entry point of a plugin names."""
-    if hooks is None:
-        return load_named(EntryPoint(info.name, info.module, GROUP))
-    found = (impl.plugin for caller in _callers(hooks).values() for impl in caller.get_hookimpls())
-    return next(found, None)
-
-
-def _asked(info: PluginInfo, hook: str) -> _Records:
+def _asked(plugin: Any, hook: str) -> _Records:
     """Return the usable records that the hook of a broken plugin returns."""
-    ask: Callable[[], Any] = getattr(_plugin_of(info, None), hook, dict)
+    ask: Callable[[], Any] = getattr(plugin, hook, dict)
     answer = ask()
     items = answer.items() if isinstance(answer, Mapping) else ()
     return {name: record for name, record in items if isinstance(record, OptimizerEntry | ScheduleStyle)}
-
-
-def _given() -> dict[str, Sequence[str]]:
-    """Return the arguments that every hook is given."""
-    callers = _callers(get_registry().loaded_plugins()[0].hooks)
-    return {name: caller.spec.argnames for name, caller in callers.items() if caller.spec is not None}
-
-
-def _callers(hooks: pluggy.HookRelay) -> dict[str, pluggy.HookCaller]:
-    return {name: caller for name, caller in vars(hooks).items() if isinstance(caller, pluggy.HookCaller)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -45,8 +46,8 @@ def _unless_attrs(settings: type) -> str:
     return f"; decorate it with attrs.frozen (or attrs.define){instead}"
 
 
-def check_defaults(whose: str, settings: type) -> None:
-    """Raise unless a settings class takes its own defaults.
+def check_defaults(whose: str, settings: Any) -> None:
+    """Raise unless a settings class takes its own defaults, shares none that can be changed, and offers choices.
 
     Args:
         whose: whose settings they are, in words.
@@ -56,7 +57,7 @@ def check_defaults(whose: str, settings: type) -> None:
         PluginError: they cannot be the defaults; the message names the setting.
     """
     try:
-        settings()
+        made = settings()
     except Exception as error:
         where = _refused_field(settings, error)
         called = (
@@ -68,6 +69,28 @@ def check_defaults(whose: str, settings: type) -> None:
         raise PluginError(
             f"{whose}: {settings.__name__}: {told}: {type(error).__name__}: {error}{called}"
         ) from error
+    for setting in attrs.fields(settings):
+        choices = setting.metadata.get("choices", ())
+        if isinstance(choices, str):
+            raise PluginError(
+                f"{whose}: {settings.__name__}: the choices of {setting.name!r} are the text {choices!r}; they must be "
+                f"a tuple of texts: ({choices!r},)"
+            )
+        kind = next((each for each in _INSTEAD if isinstance(setting.default, each)), None)
+        # A converter may make a tuple of it.
+        if kind is not None and getattr(made, setting.name) is setting.default:
+            raise PluginError(
+                f"{whose}: {settings.__name__}: the default of {setting.name!r} is a {kind.__name__}, which all "
+                f"configurations would share; give {_INSTEAD[kind]}"
+            )
+
+
+_INSTEAD: Mapping[type, str] = {
+    list: "a tuple, or field(factory=list)",
+    dict: "field(factory=dict)",
+    set: "a frozenset, or field(factory=set)",
+}
+"""What changes in place to what to write as a default in its place."""
 
 
 def _refused_field(settings: Any, error: Exception) -> tuple[str, str] | None:

@@ -70,13 +70,11 @@ class PluginCommands:
             registry: the plugins.
             commands: what `ArgumentParser.add_subparsers` returned.
         """
-        for info, hooks in registry.command_hooks():
+        for plugin in registry.command_plugins():
             try:
-                hooks.megaopt_commands(commands=_OwnCommands(commands, info, self))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
-                self.failed.append(info.failed_in("megaopt_commands", words_of(error)))
+                plugin.call("megaopt_commands", commands=_OwnCommands(commands, plugin.info, self))
+            except PluginHookError as error:
+                self.failed.append(error)
 
     def require_one_owner(self, name: str) -> None:
         """Raise if two plugins bring a command; one of the program's own stays its own.

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError
-from megaopt_core.registry import absent_plugin, get_registry
+from megaopt_core.registry import get_registry
 from megaopt_tools.cli.arguments import add_own_commands
 from megaopt_tools.cli.output import any_output, print_beside, silence_output
 from megaopt_tools.cli.parser import CommandParser
@@ -137,7 +137,7 @@ def _require_installed(parser: CommandParser, command: str) -> None:
     distribution = COMMANDS.get(command)
     if distribution is None or command in parser.commands:
         return
-    absent = absent_plugin(f"command {command!r}", command, distribution, get_registry().plugins())
+    absent = get_registry().absent_plugin(f"command {command!r}", command, distribution)
     if absent is not None:
         raise absent
 

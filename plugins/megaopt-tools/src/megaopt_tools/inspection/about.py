@@ -173,10 +173,10 @@ def _refuse_plugin(name: str) -> None:
         if not plugin.info.goes_by(name):
             continue
         offers = {
-            "optimizers": plugin.optimizers,
-            "sharding strategies": plugin.strategies,
-            "schedules": plugin.schedules,
-            "precision policies": plugin.precision_policies,
+            "optimizers": plugin.offers["optimizer"],
+            "sharding strategies": plugin.offers["strategy"],
+            "schedules": plugin.offers["schedule"],
+            "precision policies": plugin.offers["precision"],
         }
         brought = "; ".join(f"{what}: {', '.join(names)}" for what, names in offers.items() if names)
         told = f"describe one of its parts ({brought})" if brought else "nothing in it has settings"

@@ -77,10 +77,10 @@ def _as_dict(info: PluginInfo, provided: dict[str, list[str]] | None) -> dict[st
 
 def _provided(plugin: LoadedPlugin, commands: PluginCommands) -> dict[str, list[str]]:
     return {
-        "optimizers": list(plugin.optimizers),
-        "strategies": list(plugin.strategies),
-        "schedules": list(plugin.schedules),
-        "precision policies": list(plugin.precision_policies),
+        "optimizers": list(plugin.offers["optimizer"]),
+        "strategies": list(plugin.offers["strategy"]),
+        "schedules": list(plugin.offers["schedule"]),
+        "precision policies": list(plugin.offers["precision"]),
         "commands": [name for name, owner in commands.owners.items() if owner == plugin.info],
         "other hooks": [
             hook for hook in ("megaopt_annotate_params", "megaopt_param_overrides") if plugin.has(hook)

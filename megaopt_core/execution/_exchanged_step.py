@@ -79,8 +79,8 @@ class ExchangedStep:
         wrong = [index for index in range(len(self.pieces)) if times.pop(index, 0) != 1] or list(times)
         if wrong:
             raise ShardingError(
-                f"the buckets of an exchange hold every piece once; of {len(self.pieces)} pieces, those at positions "
-                f"{wrong[:5]} are in none, in two, or do not exist"
+                f"the buckets of an exchange must hold each of the {len(self.pieces)} pieces once; the "
+                f"positions {wrong[:5]} are in no bucket, in two buckets, or do not exist"
             )
         self._position = {
             shard.name: index for index, piece in enumerate(self.pieces) for _, shard in piece.spec.members
@@ -88,7 +88,8 @@ class ExchangedStep:
         strangers = [info.name for info in self.exchange.owned if info.name not in self._position]
         if strangers:
             raise ShardingError(
-                f"this rank owns {', '.join(strangers[:5])}, but holds no piece of it: give it one without elements"
+                f"this rank owns {', '.join(strangers[:5])}, but holds no piece of it: give the rank a piece "
+                "without elements"
             )
 
     @property
@@ -234,6 +235,6 @@ def exchanged_step(
     refusal, make = entry.split_refusal(config), entry.load_split_step()
     if refusal is not None or make is None:
         raise ShardingError(
-            f"the sharding strategy exchanges updates of {name!r}, which only steps whole: {refusal}"
+            f"the sharding strategy exchanges updates of {name!r}, which only steps whole tensors: {refusal}"
         )
     return ExchangedStep(make(inner), sharded.exchange, inner, precision, sharded.pieces, stepped)

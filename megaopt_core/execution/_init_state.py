@@ -100,8 +100,8 @@ def _refuse_closures(inner: torch.optim.Optimizer) -> None:
     closure = inspect.signature(inner.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise PluginError(
-            f"{type(inner).__name__}.step needs a closure: it evaluates the model several times a step, and megaopt "
-            "collects, clips and steps once"
+            f"{type(inner).__name__}.step needs a closure, because it evaluates the model several times a "
+            "step; megaopt collects gradients, clips and steps once"
         )
 
 

@@ -106,13 +106,13 @@ def _require_groups(inner: torch.optim.Optimizer, groups: Sequence[dict[str, Any
         held = [sorted(map(id, group["params"])) for group in inner.param_groups]
     except (AttributeError, KeyError, TypeError) as error:
         raise PluginError(
-            f"{name} has no param_groups with params, as a torch.optim.Optimizer has"
+            f"{name} has no param_groups with params; every torch.optim.Optimizer has them"
         ) from error
     if held != given:
         counts = f"{sum(map(len, held))} parameters in {len(held)} groups"
         raise PluginError(
-            f"{name} holds {counts} of the {sum(map(len, given))} in {len(given)} that it was given: its constructor "
-            "passes params to torch.optim.Optimizer as they are"
+            f"{name} holds {counts}, but was given {sum(map(len, given))} in {len(given)}: its constructor "
+            "must pass params to torch.optim.Optimizer unchanged"
         )
     if not isinstance(inner.defaults, dict):
-        raise PluginError(f"{name}.defaults is no dictionary, as a torch.optim.Optimizer's is")
+        raise PluginError(f"{name}.defaults is not a dictionary; that of a torch.optim.Optimizer is")

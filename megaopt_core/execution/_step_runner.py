@@ -181,7 +181,7 @@ class StepRunner:
         """
         if self._offloaded is not None:
             raise UnsupportedOperationError(
-                f"{what} after offload_to_cpu(): call restore_from_cpu() before training goes on"
+                f"{what} after offload_to_cpu() is not possible: call restore_from_cpu() first"
             )
 
     def unused_settings(self, part: InnerPart) -> Mapping[str, str]:
@@ -221,9 +221,9 @@ def step_runner(config: OptimizerConfig, entry: OptimizerEntry, name: str) -> St
     if not found:
         what = f"{asked[0]}=True"
         absent = registry.absent_plugin(what, what, STEP_RUNNER)
-        raise absent or PluginError(f"{what}: {STEP_RUNNER} is installed, and offers no runner for {name!r}")
+        raise absent or PluginError(f"{what}: {STEP_RUNNER} is installed, but offers no runner for {name!r}")
     if len(found) > 1:
-        raise PluginError(f"the steps of {name!r} would be run by {found[0][0]} and by {found[1][0]}")
+        raise PluginError(f"two plugins would run the steps of {name!r}: {found[0][0]} and {found[1][0]}")
     runner = found[0][1]
     if not isinstance(runner, StepRunner):
         raise PluginError(

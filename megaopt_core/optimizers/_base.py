@@ -228,9 +228,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
         follow_last(groups)
         if list(map(id, groups)) != list(map(id, self.param_groups)):
             raise UnsupportedOperationError(
-                f"param_groups has {len(self.param_groups)} groups and was built with {len(groups)}, or others: groups "
-                "cannot be added, removed or replaced, which would change nothing that is stepped; write into those "
-                "that are there, and freeze what is not to be stepped"
+                f"param_groups has {len(self.param_groups)} groups; the optimizer was built with "
+                f"{len(groups)} other ones. Groups cannot be added, removed or replaced: write into the "
+                "groups that are there, and freeze parameters that must not be stepped"
             )
         for part in self.parts:
             part.check_settings()
@@ -572,7 +572,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
         lines = self.observers.report_lines()
         are_compared = any(spec.rule == "equal" for spec in self.observers.vote_specs)
         if takes_part(self.process_groups) and not are_compared:
-            text = f"not compared, and a refusal of one may not reach the others: pip install {GUARDS}"
+            text = (
+                "values of ranks are not compared, and one rank's refusal may not reach the others: pip "
+                f"install {GUARDS}"
+            )
             lines.append(ReportLine("ranks", text))
         overlaps = self.config.overlap_param_gather_with_optimizer_step
         return lines + self.pipeline.transforms.report_lines(overlaps=overlaps)

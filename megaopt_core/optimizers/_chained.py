@@ -168,8 +168,8 @@ def _require_wrapped(children: Sequence[object]) -> None:
     for child in children:
         if not isinstance(child, MegatronOptimizer):
             raise ConfigurationError(
-                f"ChainedOptimizer chains megaopt's optimizers, got {type(child).__name__}: wrap them in "
-                "FP32Optimizer or MixedPrecisionOptimizer, or build them with build_optimizer",
+                f"ChainedOptimizer chains megaopt's optimizers, got {type(child).__name__}: wrap it in "
+                "FP32Optimizer or MixedPrecisionOptimizer, or build it with build_optimizer",
                 setting="chained_optimizers",
                 value=child,
             )
@@ -204,10 +204,10 @@ def _require_own_names(children: Sequence[MegatronOptimizer]) -> None:
     twice = sorted(name for name, count in known.items() if count > 1)
     if twice:
         raise OwnershipError(
-            f"two chained optimizers were built for different parameters of one name ({', '.join(twice[:3])}"
-            f"{', ...' if len(twice) > 3 else ''}), which a checkpoint could not tell apart: build them for one module "
-            'that holds both, such as torch.nn.ModuleDict, each with the override {"optimizer": "none"} for the '
-            "other's part, or one optimizer for all of it",
+            "two chained optimizers have different parameters of one name "
+            f"({', '.join(twice[:3])}{', ...' if len(twice) > 3 else ''}), so a checkpoint cannot tell them "
+            "apart. Put both models into one torch.nn.ModuleDict, and build one optimizer for it; or build "
+            'two, each with the override {"optimizer": "none"} for the other\'s part',
             names=twice,
         )
 

@@ -59,8 +59,8 @@ it was read, and nothing written into it is kept; assign optimizer.state[p]['exp
                 if each._version != each._version_read:
                     key, name = each._of
                     raise UnsupportedOperationError(
-                        f"optimizer.state[p][{key!r}] of {name!r} was computed when it was read, and nothing written "
-                        f"into it is kept; assign optimizer.state[p][{key!r}] = value"
+                        f"optimizer.state[p][{key!r}] of {name!r} is a computed copy, so a write into it is "
+                        f"lost; assign optimizer.state[p][{key!r}] = value"
                     )
             memory = {each.untyped_storage().data_ptr(): each._of for each in read}
 

@@ -241,9 +241,9 @@ class ParamState(MutableMapping[str, Any]):
         """
         if any(len(each.piece.members) > 1 for each in self.slices):
             raise UnsupportedOperationError(
-                f"the state of {self.slices[0].shard.name!r} lies in one tensor with that of other parameters and "
-                "cannot be given up alone: optimizer.state.clear() gives up that of all, and state[param][key] = value "
-                "sets its elements"
+                f"the state of {self.slices[0].shard.name!r} shares one tensor with other parameters and "
+                "cannot be removed alone: optimizer.state.clear() removes all of it, and state[param][key] "
+                "= value sets one parameter's elements"
             )
         self.start_anew()
 

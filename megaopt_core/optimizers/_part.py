@@ -341,8 +341,8 @@ def taken_by_some(parts: Sequence[OptimizerPart]) -> str:
         parts: those that were begun.
     """
     *before, name = [type(part.inner).__name__ for part in parts]
-    taken = f"{', '.join(before)} had taken it, and " if before else ""
+    taken = f"{', '.join(before)} had finished it, and " if before else ""
     return (
-        f"The step stopped in {name}: {taken}{name} may have taken it for some of its parameters. "
-        "The next step goes on from there; load a checkpoint to go on as if there had been none."
+        f"The step stopped in {name}: {taken}{name} may have finished it for some of its parameters. The "
+        "next step continues from these values; load a checkpoint to undo the partial step."
     )

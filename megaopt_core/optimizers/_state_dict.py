@@ -99,9 +99,9 @@ def _shared_state_of(optimizer: MegatronOptimizer) -> SharedState | None:
         found: SharedState = answer
         return found
     named = ", ".join(map(repr, sorted(strategies - {_REPLICATED}))) or "a strategy"
-    what = f"a state dict of what {named} shares out over ranks"
+    what = f"a state dict that {named} shares out over ranks"
     raise registry.absent_plugin(what, what, CHECKPOINT_READER) or UnsupportedOperationError(
-        f"{what} is shown by no plugin: upgrade with pip install --upgrade {CHECKPOINT_READER}"
+        f"no installed plugin can show {what}: pip install --upgrade {CHECKPOINT_READER}"
     )
 
 
@@ -144,7 +144,8 @@ def model_values(
     """
     if not isinstance(state_dict, Mapping):
         raise StateDictError(
-            f"reload_model_params(state_dict): a mapping of parameter names to tensors, got {type(state_dict).__name__}"
+            "reload_model_params(state_dict) takes a mapping of parameter names to tensors, got "
+            f"{type(state_dict).__name__}"
         )
     known = set(optimizer.names.values())
     values = {without_wrappers(name): value for name, value in state_dict.items()}
@@ -152,7 +153,8 @@ def model_values(
     missing = [name for name in optimizer.names.values() if name not in values]
     if missing:
         raise StateDictError(
-            f"reload_model_params(state_dict): it lacks {len(missing)} parameters, such as {', '.join(missing[:3])}",
+            f"reload_model_params(state_dict): the state dict lacks {len(missing)} parameters, such as "
+            f"{', '.join(missing[:3])}",
             names=missing,
         )
     for param, name in optimizer.names.items():
@@ -160,8 +162,8 @@ def model_values(
         if not isinstance(value, torch.Tensor) or value.shape != param.shape:
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise StateDictError(
-                f"reload_model_params(state_dict): {name!r} is {given} there and of shape {tuple(param.shape)} in the "
-                "model",
+                f"reload_model_params(state_dict): {name!r} is {given} in the state dict and of shape "
+                f"{tuple(param.shape)} in the model",
                 names=[name],
             )
     return {param: values[name] for param, name in optimizer.names.items()}

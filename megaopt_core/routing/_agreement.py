@@ -35,8 +35,9 @@ __all__ = [
 ]
 
 ADVICE = (
-    "Give the same model, configuration and overrides on all of these ranks. Ranks that hold models, stages or shards "
-    "of their own say so with pg_collection; ProcessGroupCollection() is that of a model on one rank alone"
+    "Give the same model, configuration and overrides on all of these ranks. If ranks hold models, stages "
+    "or shards of their own, pass pg_collection; ProcessGroupCollection() stands for a model on one rank "
+    "alone"
 )
 
 _NAME_ADVICE = (
@@ -263,6 +264,6 @@ def wrong_names(names: list[str]) -> str:
         names: the names.
     """
     return (
-        f"ranks of a pipeline or an expert group have different tensors of one name: {shown(names)}. Each numbers its "
-        f"own from 0: {_NAME_ADVICE}"
+        f"ranks of a pipeline or an expert group have different tensors of one name: {shown(names)}. Each "
+        f"rank counts its layers or experts from 0: {_NAME_ADVICE}"
     )

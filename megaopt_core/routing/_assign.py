@@ -90,16 +90,17 @@ class Assigner:
         asked = match.override.get("optimizer", name)
         if asked != name:
             raise RoutingError(
-                f"{match.origin['optimizer']} sends {item.name!r} to {asked!r}, but {followed.name}, whose routing is "
-                f"asked for, to {name!r}; leave out one of the two",
+                f"{match.origin['optimizer']} sends {item.name!r} to {asked!r}, but routing= sends it to "
+                f"{name!r}, as in {followed.name}; leave out one of the two",
                 names=[item.name],
             )
         refusal = self._refusal(name, item, asked=True)
         if refusal is not None:
             raise RoutingError(
                 f"{followed.name} gives {item.name!r} to {name!r}, which does not take it here (shape "
-                f"{item.part.shape}): {refusal}; its roles were read by {followed.readers or 'nobody'} there, by "
-                f"{item.decision.reader or 'nobody'} here. Set its matrix_view, or install what read them",
+                f"{item.part.shape}): {refusal}. Its roles were read by {followed.readers or 'nobody'} "
+                f"there, and by {item.decision.reader or 'nobody'} here. Set its matrix_view, or install the "
+                "reader of the roles",
                 names=[item.name],
             )
         return name
@@ -121,8 +122,9 @@ class Assigner:
             following = self._fallback_of(name)
             if following is None:
                 raise RoutingError(
-                    f"{name!r} does not take {item.name!r} (shape {item.part.shape}): {refusal}; it names no fallback. "
-                    f'Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
+                    f"{name!r} does not take {item.name!r} (shape {item.part.shape}): {refusal}; it has no "
+                    f'fallback. Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": '
+                    "...}}",
                     names=[item.name],
                 )
             if following in tried:
@@ -142,7 +144,8 @@ class Assigner:
                     fallback = fallback(copy.deepcopy(self.config)) if callable(fallback) else fallback
                     if not isinstance(fallback, str):
                         raise PluginError(
-                            f"fallback of optimizer {name!r} returned {fallback!r}; it must return the name of another"
+                            f"fallback of optimizer {name!r} returned {fallback!r}; it must return the name "
+                            "of another optimizer"
                         )
                 get_registry().require_fallback(name, fallback)
             self._following[name] = fallback

@@ -196,7 +196,7 @@ def take_inventory(
         ViewError: a view does not fit the whole of a parameter that is cut.
     """
     if example is not None and len(chunks) != 1:
-        raise RoutingError(f"example: a batch is for a model of one chunk, this one has {len(chunks)}")
+        raise RoutingError(f"example= needs a model of one chunk, got {len(chunks)} chunks")
     inventory = Inventory([], [])
     seen: dict[str, int] = {}
     for index, chunk in enumerate(chunks):
@@ -208,23 +208,24 @@ def take_inventory(
             name, *aliases = (_named(fqn, index, local) for local in (named.name, *named.aliases))
             if not isinstance(name, str) or seen.get(name) == index:
                 raise RoutingError(
-                    f"fqn({index}, {named.name!r}) returned {name!r}; it must return a name for every parameter of "
-                    "a chunk, and no other's",
+                    f"fqn({index}, {named.name!r}) returned {name!r}; it must return a different name for "
+                    "every parameter",
                     names=[named.name],
                 )
             if name in seen:
                 same = ": they are the same module" if chunks[seen[name]] is chunk else ""
                 raise RoutingError(
-                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}{same}; for "
-                    "models beside each other give one torch.nn.ModuleList or ModuleDict of them, for chunks of a "
-                    "pipeline pass fqn=lambda chunk, name: ... to give every parameter a globally unique name",
+                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}{same}. Give "
+                    "models that stand side by side as one torch.nn.ModuleList or ModuleDict; for chunks of "
+                    "a pipeline pass fqn=lambda chunk, name: ..., which gives every parameter a name of its "
+                    "own",
                     names=[name],
                 )
             seen[name] = index
             if named.param.is_inference():
                 raise RoutingError(
-                    f"parameter {name!r} was made inside torch.inference_mode(), and cannot be trained: make the model "
-                    "outside of it",
+                    f"parameter {name!r} cannot be trained, because it was made inside "
+                    "torch.inference_mode(): make the model outside of it",
                     names=[name],
                 )
             part = logical_part(named.param, name, pgs)

@@ -69,6 +69,6 @@ def raise_or_warn(
         if error.plugin in brings or (whole and error in readers):
             raise error
         warn_user(
-            f"{error}; its answer is left out, because nothing in use depends on it",
+            f"{error}; its answer is ignored, because nothing in use depends on it",
             BrokenPluginWarning,
         )

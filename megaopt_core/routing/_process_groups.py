@@ -42,8 +42,8 @@ def find_process_groups(chunks: Sequence[torch.nn.Module]) -> ProcessGroupCollec
         if differing:
             field = differing[0]
             raise ParallelGroupError(
-                f"{first} and {name} give different process groups of one model: {field} is {theirs[field]} and "
-                f"{mine[field]}. Pass pg_collection, or block one of them: MEGAOPT_DISABLE_PLUGINS"
+                f"{first} and {name} give different process groups of one model: {field} is {theirs[field]} "
+                f"and {mine[field]}. Pass pg_collection, or block one plugin by MEGAOPT_DISABLE_PLUGINS"
             )
     return found[0][1] if found else groups_of_model(chunks)
 

@@ -111,8 +111,8 @@ def route(
         mine, gathered = _agreed((*asked, f"it failed on rank {rank}: {why}"), pgs)
     if len({told.followed for told in gathered}) > 1:
         raise RoutingError(
-            f"the ranks follow different routings: routing={routing!r} must be one checkpoint that all of them see, "
-            "and nobody may replace it meanwhile"
+            f"the ranks follow different routings: routing={routing!r} must be one checkpoint for all ranks, "
+            "and no process may replace it during the build"
         )
     several = names_of_several(told.stages for told in gathered)
     if several:
@@ -157,7 +157,7 @@ def _failed_on_some(gathered: Sequence[Told]) -> bool:
 
 def _require_function(fqn: object) -> None:
     if fqn is not None and not callable(fqn):
-        advice = "give a function of chunk index and local name that returns a name"
+        advice = "give a function that takes a chunk index and a local name and returns a name"
         raise ConfigurationError.got("fqn", fqn, advice)
 
 

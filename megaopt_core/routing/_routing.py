@@ -180,8 +180,8 @@ class Routing:
         ]
         if changed:
             raise RoutingChangedError(
-                f"configuration or overrides route {len(changed)} parameters otherwise than when the model was "
-                f"wrapped: {shown(changed)}. Wrap the model again with the new configuration",
+                f"the new configuration or overrides change the routing of {len(changed)} parameters since "
+                f"the model was wrapped: {shown(changed)}. Wrap the model again with the new configuration",
                 names=changed,
             )
 

@@ -52,7 +52,7 @@ def chosen_strategy(config: OptimizerConfig, claims: Collection[str]) -> str:
     name, *others = sorted(claims)
     if others:
         raise ConfigurationError(
-            f"the sharding strategies {', '.join(sorted(claims))} all claim this model: say which one, as in "
+            f"the sharding strategies {', '.join(sorted(claims))} all claim this model: choose one, such as "
             f"sharding={name!r}",
             setting="sharding",
         )
@@ -182,10 +182,10 @@ def reduced_elsewhere(
             first, last = extent_of(routing.params[shard.name].box, shard)
             if begin + first < low or begin + last > high:
                 return ShardingError(
-                    f"sharding={strategy!r} steps elements of {shard.name!r} on a rank to which "
-                    "DistributedDataParallel does not reduce their gradients: wrap the model with "
-                    "use_distributed_optimizer=False, or with buffers that the strategy lays out "
-                    "(ShardingStrategy.buffers), of which it steps a rank's share"
+                    f"sharding={strategy!r} steps elements of {shard.name!r} on a rank whose gradients of "
+                    "them DistributedDataParallel does not reduce. Wrap the model with "
+                    "use_distributed_optimizer=False, or with buffers in the layout of the strategy "
+                    "(ShardingStrategy.buffers)"
                 )
     return None
 

@@ -52,7 +52,7 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
     if len(answers) > 1:
         first, second = answers[0][0], answers[1][0]
         raise DuplicateNameError(
-            f"routing={path!r} is read by {first} and by {second}; uninstall one of them, or block it: "
+            f"both {first} and {second} read routing={path!r}; uninstall one of them, or block it: "
             f"MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
             name=path,
             owners=(first.source, second.source),
@@ -63,7 +63,7 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
         raise error.__cause__ if isinstance(error.__cause__, MegaoptError) else error from None
     absent = registry.absent_plugin(f"the reader of routing={path!r}", CHECKPOINT_READER, CHECKPOINT_READER)
     raise absent or CheckpointError(
-        f"routing={path!r}: there is no checkpoint that a plugin reads", path=path
+        f"routing={path!r}: no installed plugin reads a checkpoint there", path=path
     )
 
 
@@ -120,8 +120,9 @@ def as_stored(
     absent = [item.name for item in items if not any(name in stored.params for name in _names(item))]
     if absent:
         raise RoutingError(
-            f"{stored.name} holds no routing of {len(absent)} trainable parameters: {shown(absent)}. It was saved of "
-            "another model, or they did not train then; build the optimizer without routing=",
+            f"{stored.name} holds no routing of {len(absent)} trainable parameters: {shown(absent)}. It "
+            "belongs to another model, or these parameters were frozen then; build the optimizer without "
+            "routing=",
             names=absent,
         )
     for item in items:
@@ -153,16 +154,17 @@ def _require_installed(stored: StoredRouting, optimizer: str, name: str, trusted
             raise absent
         if ":" in optimizer and optimizer not in trusted:
             raise RoutingError(
-                f"{what} is listed by no plugin here, and nothing is imported because a file names it: if you trust "
-                f"it, allow the name: trusted_names=[{optimizer!r}]",
+                f"{what} is listed by no plugin here, and a name in a file is not imported by itself. If you "
+                f"trust the name, allow it: trusted_names=[{optimizer!r}]",
                 names=[name],
             )
     registry.optimizer(optimizer)
     ours = registry.owner("optimizer", optimizer).distribution
     if distribution and ours and distribution != ours:
         raise RoutingError(
-            f"{stored.name}: {name!r} was stepped by {optimizer!r} of {distribution}, and here {optimizer!r} is that "
-            f"of {ours}; install {distribution} in its place, or build the optimizer without routing=",
+            f"{stored.name}: the optimizer {optimizer!r} of {name!r} came from {distribution}, but here it "
+            f"comes from {ours}; install {distribution} in its place, or build the optimizer without "
+            "routing=",
             names=[name],
         )
 
@@ -176,9 +178,9 @@ def _decision(stored: StoredRouting, item: InventoryItem) -> RoleDecision:
         here = item.decision.view
         if here is None or not here.is_like(there.view, shape, there.shape):
             raise RoutingError(
-                f"{stored.name}: {item.name!r} was seen as {there.view} where its part had the shape {there.shape}; "
-                f"here it has {shape}, and is found to be {here or 'no matrix'}. Say how it is seen by its attribute "
-                f"matrix_view, or install what had read it: {stored.readers or 'nobody is named'}",
+                f"{stored.name}: {item.name!r} had the view {there.view} and the shape {there.shape}; here "
+                f"it has the view {here or 'no matrix'} and the shape {shape}. Set its attribute "
+                f"matrix_view, or install the reader of the roles: {stored.readers or 'nobody is named'}",
                 names=[item.name],
             )
         return item.decision

@@ -91,8 +91,8 @@ def require_same_ranks(index: int, wrapper: WrappedModel, given: ProcessGroupCol
         only_wrapping_made_it = mine is None and whose.startswith("one instance")
         if not only_wrapping_made_it and ranks_of(mine) != ranks_of(theirs):
             raise ParallelGroupError(
-                f"model chunk {index} is wrapped over other ranks than the optimizer is built for: {whose} "
-                f"data-parallel ranks {ranks_of(theirs)} and {ranks_of(mine)}. Pass the same pg_collection to both, or "
+                f"model chunk {index} is wrapped over other ranks than the optimizer: {whose} data-parallel "
+                f"ranks {ranks_of(theirs)} and {ranks_of(mine)}. Pass the same pg_collection to both, or "
                 "leave it out here"
             )
 
@@ -139,15 +139,17 @@ def wrapped_buffers(
     if not all(sharing):
         raise ShardingError(
             f"model chunks {[index for index, some in enumerate(sharing) if not some]} are not wrapped in "
-            "DistributedDataParallel with use_distributed_optimizer=True as the others are; wrap all or none"
+            "DistributedDataParallel with use_distributed_optimizer=True, but the others are; wrap all or "
+            "none"
         )
     buffers = {}
     for index, (chunk, wrappers) in enumerate(zip(chunks, found, strict=True)):
         if len(wrappers) > 1:
             raise ShardingError(
-                f"{len(wrappers)} wrappers reduce gradients of model chunk {index}, and {len(sharing[index])} of them "
-                "scatter gradients over ranks (use_distributed_optimizer=True): give the optimizer a list in which "
-                "each of them is a chunk of its own"
+                f"{len(wrappers)} wrappers reduce gradients of model chunk {index}, and "
+                f"{len(sharing[index])} of them scatter gradients over ranks "
+                "(use_distributed_optimizer=True): give the optimizer a list with each wrapper as a chunk "
+                "of its own"
             )
         names = _names_in(index, chunk, wrappers[0], fqn)
         for key, buffer in wrappers[0].full_param_layout.buffers.items():
@@ -175,8 +177,9 @@ def _names_in(
     lacking = [name for name in names if name not in local]
     if lacking:
         raise ShardingError(
-            f"{type(wrapper).__name__} shares out gradients of {len(lacking)} parameters that model chunk {index} has "
-            f"not: {', '.join(lacking[:5])}. Build the optimizer for the wrapper, and exclude what it is not to step"
+            f"{type(wrapper).__name__} shares out gradients of {len(lacking)} parameters that model chunk "
+            f"{index} does not have: {', '.join(lacking[:5])}. Build the optimizer for the wrapper, and "
+            "exclude the parameters that it must not step"
         )
     return {name: fqn(index, here) if fqn else here for name, here in local.items()}
 

@@ -36,8 +36,8 @@ def require_sharded_params(sharded: object, strategy: str) -> None:
         names = ("pieces", "stats_group", "exchange", *_METHODS)
         lacking = [name for name in names if not hasattr(sharded, name)]
         raise PluginError(
-            f"sharding strategy {strategy!r} attached a {type(sharded).__name__}, which lacks {', '.join(lacking)}: "
-            "inherit from megaopt_core.ShardedParams for what has a default"
+            f"sharding strategy {strategy!r} attached a {type(sharded).__name__}, which lacks "
+            f"{', '.join(lacking)}: inherit from megaopt_core.ShardedParams, which has defaults"
         )
 
 
@@ -74,15 +74,16 @@ def require_attached(
         if unlike:
             names = [shard.name for spec in unlike for _, shard in spec.members]
             raise ShardingError(
-                f"sharding={strategy!r} {what} the pieces that its layout gives this rank: {len(names)} differ, among "
-                f"them of {', '.join(map(repr, names[:3]))}"
+                f"sharding={strategy!r} {what} the pieces that its layout gives this rank: {len(names)} "
+                f"differ, such as pieces of {', '.join(map(repr, names[:3]))}"
             )
     for piece in sharded.pieces:
         if tuple(piece.param.shape) != piece.spec.shape or len(piece.model_params) != len(piece.spec.members):
             raise ShardingError(
-                f"sharding={strategy!r} attaches a tensor of shape {tuple(piece.param.shape)} and "
-                f"{len(piece.model_params)} model parameters for a piece of shape {piece.spec.shape} with "
-                f"{len(piece.spec.members)}: {piece.spec.members[0][1].name!r}"
+                f"sharding={strategy!r} must attach a tensor of shape {piece.spec.shape} and "
+                f"{len(piece.spec.members)} model parameters for the piece of "
+                f"{piece.spec.members[0][1].name!r}; it attaches the shape {tuple(piece.param.shape)} and "
+                f"{len(piece.model_params)} parameters"
             )
         for name in (shard.name for _, shard in piece.spec.members):
             reason = cut_of(piece.spec, specs[name], world, is_split=None if sharded.exchange else False)

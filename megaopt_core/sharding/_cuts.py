@@ -33,8 +33,9 @@ def cut_of(piece: PieceSpec, spec: ParamSpec, world: World, *, is_split: bool | 
     if all(_keeps(shard.box, part, batch) for part in _parts_of_model(spec, world)):
         return None
     return (
-        f"is cut into the box {shard.box} of {spec.shape}, but {spec.optimizer!r} steps whole tensors: give it one "
-        "owner, peers (where its entry has supports_peers), or an exchange (where it offers its step in three parts)"
+        f"is cut into the box {shard.box} of {spec.shape}, but {spec.optimizer!r} steps whole tensors. Give "
+        "the parameter one owner; or peers, if the entry has supports_peers; or an exchange, if the entry "
+        "offers a split step"
     )
 
 

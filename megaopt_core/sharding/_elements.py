@@ -81,7 +81,7 @@ def _inside(local: torch.Tensor, box: Box, shard: Shard) -> torch.Tensor:
         return local.detach()
     if intersect(shard.box, box) != shard.box and numel_of(shard.box):
         raise ShardingError(
-            f"{shard.name!r}: this rank holds the box {box}, which has not all of the box {shard.box}"
+            f"{shard.name!r}: this rank holds the box {box}, which does not contain the box {shard.box}"
         )
     inside = local.detach()
     for dim, (offset, size) in enumerate(zip(*shard.box, strict=True)):

@@ -155,7 +155,7 @@ class World:
     def __attrs_post_init__(self) -> None:
         for axis, size in self.axes.items():
             if size < 1:
-                raise ShardingError(f"World: axis {axis!r} has {size} ranks; there is at least 1")
+                raise ShardingError(f"World: axis {axis!r} has {size} ranks; it must have at least 1")
 
     def size(self, axis: str) -> int:
         """Return the number of ranks along an axis.
@@ -223,9 +223,7 @@ class Peers:
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.index < self.size:
-            raise ShardingError(
-                f"Peers({self.axis!r}): place {self.index} is outside of a block of {self.size}"
-            )
+            raise ShardingError(f"Peers({self.axis!r}): place {self.index} is outside a block of {self.size}")
 
     @property
     def is_counted(self) -> bool:

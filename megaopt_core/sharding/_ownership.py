@@ -158,7 +158,7 @@ def _require_sums(strategy: str, owners: Owners, specs: Sequence[ParamSpec], axi
             wrong[spec.name] = f"they step {count:,} elements of {spec.name!r}, which has {spec.numel:,}"
     if wrong:
         raise OwnershipError(
-            f"sharding strategy {strategy!r} must share every element out once over {world.size(axis)} "
+            f"sharding strategy {strategy!r} must give each element one owner among {world.size(axis)} "
             f"{'expert ' * owners.is_expert}data-parallel ranks, but {next(iter(wrong.values()))} "
             f"({len(wrong)} parameters are wrong)",
             names=wrong,

@@ -118,11 +118,12 @@ def require_whole_grads(chunks: Iterable[torch.nn.Module]) -> None:
         if any(reducer_of(param) is None for param in params):
             kind = type(module)
             raise ShardingError(
-                f"the model is wrapped in {kind.__module__}.{kind.__name__} with use_distributed_optimizer=True, which "
-                "leaves each rank its share of the gradients, by a layout that this function does not read. "
-                "megaopt_trainers.megatron.get_megatron_optimizer reads Megatron-core's; or wrap the model with "
-                "use_distributed_optimizer=False (sharding='distributed' and 'layer_wise' shard the optimizer all the "
-                "same), or in megaopt's DistributedDataParallel"
+                f"the model is wrapped in {kind.__module__}.{kind.__name__} with "
+                "use_distributed_optimizer=True, which gives each rank a share of the gradients; this "
+                "function does not know which. For Megatron-core, call "
+                "megaopt_trainers.megatron.get_megatron_optimizer. For others, wrap the model with "
+                "use_distributed_optimizer=False (sharding='distributed' and 'layer_wise' still shard the "
+                "optimizer), or in megaopt's DistributedDataParallel"
             )
 
 
@@ -250,7 +251,7 @@ def finish_grad_sync(chunks: Iterable[torch.nn.Module], params: Iterable[torch.n
         wrapper.finish_grad_sync()
         if wrapper.scatters_grads:
             raise UnsupportedOperationError(
-                f"{type(wrapper).__name__} scatters gradients over ranks (use_distributed_optimizer=True), and this "
-                "optimizer steps whole parameters without a model: use build_optimizer or get_megatron_optimizer, or "
-                "wrap the model with use_distributed_optimizer=False"
+                f"{type(wrapper).__name__} scatters gradients over ranks (use_distributed_optimizer=True), "
+                "but this optimizer steps whole parameters without a model: use build_optimizer or "
+                "get_megatron_optimizer, or wrap the model with use_distributed_optimizer=False"
             )

@@ -102,7 +102,10 @@ def test_torchs_wrapper_reduces_what_trained_when_it_was_made(launch):
         assert error == ""
         assert differences == [0.0] * 4
     for error, _ in launch(unfrozen_under_torchs, 2, True):
-        assert "DistributedDataParallel reduces the gradients of what trained when it was made" in error
+        assert (
+            "DistributedDataParallel reduces only gradients of the parameters that trained when it was made"
+            in error
+        )
         assert "Build the optimizer with the parameter trainable and its learning rate 0" in error
 
 

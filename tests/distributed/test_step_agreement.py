@@ -289,7 +289,7 @@ def test_what_a_model_holds_is_compared_at_the_build():
     """Buffers and frozen parameters: names, shapes, dtypes; what no state dict has is left to `check()`."""
     one, other = launch(models_of_one_kind, 2)
     assert one == other
-    what = "what the model holds and nothing steps: "
+    what = "the tensors of the model that nothing steps: "
     said = {
         "lacks_buffer": f"{what}buffer 'table' is on rank 0, not on rank 1",
         "other_shape": "buffer 'table' shape: (4,) on rank 0; (5,) on rank 1",

@@ -93,7 +93,7 @@ def test_a_wrapper_that_shards_by_a_layout_of_its_own_is_refused(setting):
     assert one == other
     place, kind, message, still = one
     assert (place, kind, still) == ("build", "ShardingError", True)
-    assert "Buffered with use_distributed_optimizer=True, which leaves each rank its share" in message
+    assert "Buffered with use_distributed_optimizer=True, which gives each rank a share" in message
     assert "use_distributed_optimizer=False" in message
 
 

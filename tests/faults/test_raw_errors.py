@@ -166,7 +166,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "inference mode": (
         lambda _: in_inference_mode(),
-        "parameter '0.weight' was made inside torch.inference_mode",
+        "because it was made inside torch.inference_mode",
     ),
 }
 

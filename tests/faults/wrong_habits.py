@@ -44,7 +44,7 @@ ALLOWED = (
     "unfreeze",
     "materialise",
     "the model has no parameters",
-    "it lacks",
+    "lacks",
     "without names",
     "is no mapping",
     "is no checkpoint",

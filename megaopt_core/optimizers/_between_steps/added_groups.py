@@ -31,14 +31,14 @@ def add_group(optimizer: MegatronOptimizer, group: Any) -> None:
     """
     if optimizer.late is None:
         raise UnsupportedOperationError(
-            "add_param_group needs the model, which an optimizer that was wrapped or chained by hand does not know: "
-            "build it with build_optimizer, or anew with the added parameters"
+            "add_param_group needs the model, and an optimizer that was wrapped or chained by hand does not "
+            "know it: build it with build_optimizer, or build it again with the added parameters"
         )
     listed: Any = group.get("params") if isinstance(group, Mapping) else None
     params: list[torch.nn.Parameter] = [*([listed] if isinstance(listed, torch.Tensor) else listed or ())]
     if not params:
         raise ConfigurationError.got(
-            "add_param_group", group, "give a mapping whose 'params' are parameters of the model"
+            "add_param_group", group, "give a mapping that has parameters of the model under 'params'"
         )
     settings = _settings_of(group)
     _require_settings(settings)
@@ -113,8 +113,8 @@ def assign_groups(optimizer: MegatronOptimizer, groups: Sequence[Mapping[str, An
     divided = any(members & known for members in given.keys() - present.keys())
     if divided or not present.keys() <= given.keys():
         raise UnsupportedOperationError(
-            "param_groups was assigned groups that divide the parameters otherwise: write into those that are there, "
-            "add others with add_param_group, and freeze what is not to be stepped"
+            "param_groups was assigned other groups. Write into the groups that are there, add groups with "
+            "add_param_group, and freeze parameters that must not be stepped"
         )
     for members, group in given.items():
         if members not in present:

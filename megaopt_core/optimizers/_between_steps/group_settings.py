@@ -62,15 +62,15 @@ class GroupSettings:
         if self._member_ids != [list(map(id, group["params"])) for group in self.groups]:
             if any(is_dtensor(param) for group in self.groups for param in group["params"]):
                 raise UnsupportedOperationError(
-                    f"the parameters of a group of {name} were switched for DTensors: the model was sharded after its "
-                    "optimizer was built, as accelerate and the Trainer of Hugging Face do it. Build it there by "
-                    "megaopt_fsdp.build_before_sharding(model, ...), which follows; elsewhere, build it from the "
-                    "sharded model"
+                    f"the parameters of a group of {name} became DTensors: the model was sharded after its "
+                    "optimizer was built, as accelerate and the Trainer of Hugging Face do. There, build "
+                    "the optimizer by megaopt_fsdp.build_before_sharding(model, ...), which follows the "
+                    "model; elsewhere, build it from the sharded model"
                 )
             raise UnsupportedOperationError(
-                f"the parameters of a group of {name} were changed by hand, which changes nothing that is stepped. "
-                "Freeze what is not to be stepped (requires_grad_(False)); what is added to the model or unfrozen is "
-                "stepped by itself"
+                f"the list of parameters in a group of {name} was changed by hand, and steps do not follow "
+                "such a change. To stop the step of a parameter, freeze it (requires_grad_(False)); a "
+                "parameter that is unfrozen or added to the model is stepped without a change of the list"
             )
         for index, group in enumerate(self.groups):
             seen = self._seen.setdefault(index, {})
@@ -88,9 +88,9 @@ class GroupSettings:
             for key, value in seen.items():
                 if group.get(key, value) is not value and _differ(group[key], value):
                     raise UnsupportedOperationError(
-                        f"{key}={group[key]!r} was written into a group of the {name} that is wrapped, which changes "
-                        "nothing that is stepped: write into the param_groups of the optimizer that wraps it, and give "
-                        "schedulers that one"
+                        f"{key}={group[key]!r} was written into a group of the wrapped {name}, which steps "
+                        "do not read: write into the param_groups of the wrapping optimizer, and give that "
+                        "optimizer to schedulers"
                     )
 
     def copy_inward(self) -> None:

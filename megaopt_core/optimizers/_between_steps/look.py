@@ -17,12 +17,19 @@ from megaopt_core.reporting._watched_model import WatchedModel
 __all__ = ["ModelLook"]
 
 _CHANGED = {
-    "dtype": "is {now} now and was {before} when its optimizer was built: convert the model (.to(dtype), .half(), "
-    ".bfloat16()) before building its optimizer",
-    "device": "is on {now} now and was on {before} when its optimizer was built, which keeps its states there: move "
-    "the model (.to(device), .cuda()) before building its optimizer",
-    "shape": "has shape {now} now and had {before} when its optimizer was built, whose states have that one: resize "
-    "the model (resize_token_embeddings()) before building its optimizer, or build it anew",
+    "dtype": (
+        "is {now} now, but was {before} when its optimizer was built: convert the model (.to(dtype), "
+        ".half(), .bfloat16()) before you build its optimizer"
+    ),
+    "device": (
+        "is on {now} now, but was on {before} when its optimizer was built, and its states are there: move "
+        "the model (.to(device), .cuda()) before you build its optimizer"
+    ),
+    "shape": (
+        "has shape {now} now, but had {before} when its optimizer was built, and its states have that "
+        "shape: resize the model (resize_token_embeddings()) before you build its optimizer, or build it "
+        "again"
+    ),
 }
 """What of a stepped parameter stays as it was at the build, whatever memory it is given, and what is said if not."""
 

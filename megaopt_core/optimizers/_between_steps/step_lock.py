@@ -38,7 +38,7 @@ class StepLock:
         with self._lock:
             if self._depth:
                 raise CheckpointError(
-                    "a save cannot begin inside a step, whose parameters are partly those of the step before: let a "
-                    "signal handler set a flag, and save after optimizer.step()"
+                    "a save cannot begin inside a step, because some parameters have their new values and "
+                    "others do not: let a signal handler set a flag, and save after optimizer.step()"
                 )
             yield

@@ -56,13 +56,19 @@ def require_name(optimizer: object) -> None:
     if isinstance(optimizer, str):
         return
     if isinstance(optimizer, (OptimizerConfig, Mapping)):
-        advice = "a configuration goes to get_megatron_optimizer(config, model), its settings here as keywords: lr=..."
+        advice = (
+            "pass a configuration to get_megatron_optimizer(config, model), or its settings here as "
+            "keywords: lr=..."
+        )
     elif isinstance(optimizer, torch.optim.Optimizer):
-        advice = "an optimizer that is built already is wrapped: FP32Optimizer(optimizer, config)"
+        advice = "wrap an optimizer that exists already: FP32Optimizer(optimizer, config)"
     elif isinstance(optimizer, type) and optimizer.__module__.startswith("torch.optim."):
-        advice = f"torch's class goes by 'torch:{optimizer.__name__}' ({RESOLVER}); `megaopt optimizers` lists others"
+        advice = (
+            f"the name of torch's class is 'torch:{optimizer.__name__}' ({RESOLVER}); `megaopt optimizers` "
+            "lists others"
+        )
     else:
-        advice = "`megaopt optimizers` lists the names; a class of another package gets one from a plugin"
+        advice = "`megaopt optimizers` lists the names; a plugin gives a name to a class of another package"
     shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
     raise ConfigurationError.got("optimizer", optimizer, f"give a registered name: {advice}", shown=shown)
 
@@ -77,10 +83,12 @@ def require_trainable(routing: Routing) -> None:
         return
     if routing.frozen or routing.excluded:
         left = f"{len(routing.frozen)} are frozen (requires_grad=False)"
-        left += f", {len(routing.excluded)} left to somebody else" if routing.excluded else ""
+        left += (
+            f', {len(routing.excluded)} have the override {{"optimizer": "none"}}' if routing.excluded else ""
+        )
         raise ConfigurationError(
-            f"there is nothing to train: of the model's {len(routing.frozen) + len(routing.excluded)} parameters "
-            f"{left}; unfreeze those that are to train before you build",
+            f"there is nothing to train: of the model's {len(routing.frozen) + len(routing.excluded)} "
+            f"parameters {left}; unfreeze the parameters that must train, then build",
             setting="model",
         )
     raise ConfigurationError("there is nothing to train: the model has no parameters", setting="model")
@@ -111,8 +119,8 @@ def require_known_roles(config: OptimizerConfig, routing: Routing) -> None:
     lines = []
     if kept:
         lines.append(
-            f"{len(kept)} of {len(weights)} weights are left to {_optimizers(kept)}, because it is in doubt whether "
-            f"they are hidden matrices: {_first_reasons(kept)}"
+            f"{len(kept)} of {len(weights)} weights go to {_optimizers(kept)}, because they may or may not "
+            f"be hidden matrices: {_first_reasons(kept)}"
         )
     if whole:
         lines.append(
@@ -122,8 +130,9 @@ def require_known_roles(config: OptimizerConfig, routing: Routing) -> None:
     failed = next((e.decision.no_forward for e in weights.values() if e.decision.no_forward), "")
     lines += [failed] if failed and lines else []
     remedy = (
-        "Pass example=batch, and one forward on the meta device shows what they are; or set the attribute use_muon "
-        "(is it a matrix?) or matrix_view (which matrices lie inside?) of the parameter, or give an override"
+        "Pass example=batch: one forward on the meta device then shows how the "
+        "weights are used. Or set an attribute of the parameter: use_muon (True for a matrix, else False) "
+        "or matrix_view (the matrices inside it). Or give an override"
     )
     idle = all(child.optimizer != name for child in routing.children)
     if idle and (weights or not any("optimizer" in entry.override for entry in routing.params.values())):
@@ -182,12 +191,12 @@ def _require_peers_possible(config: OptimizerConfig, routing: Routing) -> None:
     ]
     if not giving:
         used = sorted({child.strategy for child in routing.children})
-        reason = f"with the sharding strategy {', '.join(map(repr, used))} no rank steps a part of a matrix"
+        reason = f"no rank steps a part of a matrix under the sharding strategy {', '.join(map(repr, used))}"
     elif asked > 1 and not any(
         registry.optimizer(child.optimizer).configured(config).supports_peers for child in giving
     ):
         used = sorted({child.optimizer for child in giving})
-        reason = f"{', '.join(map(repr, used))}, as configured, must have whole matrices"
+        reason = f"{', '.join(map(repr, used))} must have whole matrices with these settings"
     else:
         return
     raise UnsupportedSettingError.of(setting, asked, f"has no effect: {reason}; leave it out")

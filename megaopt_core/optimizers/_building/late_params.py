@@ -77,9 +77,9 @@ class LateParams:
         names = [self.optimizer.names[param] for param in self.frozen if self._is_in_buffer(param)]
         if names:
             raise OwnershipError(
-                f"{shown([*map(repr, names)])} was frozen after the build, and its strategy steps buffers as a whole, "
-                "with a zero gradient where there is none: weight decay and momentum would move it. Build the "
-                "optimizer anew",
+                f"{shown([*map(repr, names)])} was frozen after the build. Its strategy steps whole buffers, "
+                "with a zero gradient where there is none, so weight decay and momentum would move the "
+                "frozen values. Build the optimizer anew",
                 names=names,
             )
         strangers = self.look.strangers()
@@ -227,7 +227,7 @@ class LateParams:
     ) -> str | None:
         """Return why a parameter cannot be stepped, None when it can."""
         if entry.param.is_meta:
-            return "it is on the meta device, which holds no values, and must be materialised with to_empty() first"
+            return "it is on the meta device and holds no values; call to_empty() and initialise it first"
         stepped = [twin for twin in entry.twins if twin in self.optimizer.names]
         if stepped:
             return f"it shares the memory of {self.optimizer.names[stepped[0]]!r}, which is stepped already"
@@ -235,10 +235,10 @@ class LateParams:
             return f"it is {_words(entry.param)} now and was {_words(before)}"
         norm_group = routing.params[name].grad_norm_group
         if norm_group is not None and norm_group not in self.optimizer.norm_groups:
-            return f"its grad_norm_group {norm_group!r} is one that the ranks have not agreed on"
+            return f"the ranks have not agreed on its grad_norm_group {norm_group!r}"
         where = routing.params[name]
         if where.local_shape != where.spec.shape:
-            return "it is a part of a tensor that other ranks have parts of"
+            return "it is a part of a tensor, and other ranks have the other parts"
         return None if entry.param in self.aside else self._refused(routing, name, entry.param)
 
     def _refused(self, routing: Routing, name: str, param: torch.nn.Parameter) -> str | None:
@@ -307,13 +307,13 @@ def _unsteppable(name: str, how: str, reason: str) -> OwnershipError:
 def _warn(routing: Routing, names: Sequence[str], how: str, new_groups: int) -> None:
     steppers = ", ".join(sorted({routing.params[name].spec.optimizer for name in names}))
     groups = (
-        f"; for that there are {new_groups} new parameter groups, which a torch scheduler has to be made anew for"
+        f"; torch schedulers must be made anew, because there are {new_groups} new parameter groups"
         if new_groups
         else ""
     )
     warn_user(
-        f"{shown([*map(repr, names)])} trains since the optimizer was built ({how}) and is stepped from now on, by "
-        f"{steppers}{groups}",
+        f"{shown([*map(repr, names)])} trains since the optimizer was built ({how}); {steppers} steps it "
+        f"from now on{groups}",
         UserWarning,
     )
 

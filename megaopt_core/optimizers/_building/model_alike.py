@@ -15,7 +15,7 @@ from megaopt_core.reporting._watched_model import NamedChunk
 
 __all__ = ["kind_of", "model_alike", "modules_of_experts"]
 
-_WHAT = "what the model holds and nothing steps"
+_WHAT = "the tensors of the model that nothing steps"
 
 
 def model_alike(

@@ -143,11 +143,11 @@ class OverrideSet:
         """
         asking = next((entry for entry in self.entries if entry.key.role), None) if decision.unread else None
         if asking is not None:
-            what = f"{asking} asks for roles, and that of {name!r} is in doubt: what reads it"
+            what = f"{asking} asks for roles, and the role of {name!r} is in doubt: the reader of roles"
             error: MegaoptError | None = get_registry().absent_plugin(what, name, ROLE_READER)
             if error is None:
                 error = RoutingError(f"{what} comes with {ROLE_READER}, which has not read it", names=[name])
-            error.args = (f"{error} (an attribute on the parameter settles it too: matrix_view=...)",)
+            error.args = (f"{error} (or settle the role by an attribute of the parameter: matrix_view=...)",)
             raise error
 
     def _match_one(self, entry: SourcedOverride, param: NamedParam, role: Role) -> str | None:

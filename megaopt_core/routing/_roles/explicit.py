@@ -185,6 +185,6 @@ def _as_found(said: RoleDecision, found: RoleDecision) -> RoleDecision:
     said = evolve(said, reader=found.reader, no_forward=found.no_forward)
     unknown = found.role in (Role.ELEMENTWISE, Role.EMBEDDING) and found.view is None
     if found.doubt is Doubt.LAYOUT or found.unread or unknown:
-        why = f"which matrices lie inside is not known; {found.reason.partition('; ')[2]}".rstrip("; ")
+        why = f"the matrices inside it are not known; {found.reason.partition('; ')[2]}".rstrip("; ")
         return said.doubted(why, Doubt.LAYOUT)
     return said

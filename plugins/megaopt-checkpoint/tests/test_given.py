@@ -63,7 +63,7 @@ def test_what_is_no_path(live, path):
             "scheduler: got the class StepLR; give an object with",
         ),
         ("process_group", "world", "process_group: got str; give a torch.distributed.ProcessGroup"),
-        ("fqn", "layers", "fqn: got str; give a function of chunk index and local name"),
+        ("fqn", "layers", "fqn: got str; give a function that takes a chunk index and a local name"),
     ],
 )
 def test_what_comes_beside_them(live, tmp_path, name, value, shown):

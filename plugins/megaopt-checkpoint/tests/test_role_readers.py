@@ -77,7 +77,7 @@ def test_a_load_says_that_roles_were_read_otherwise(tmp_path, no_other_reader) -
             assert "roles read by reader" in str(optimizer.report())
             save_checkpoint(tmp_path / "last", model, optimizer)
         assert read_manifest(tmp_path / "last").written["roles"].startswith("reader")
-        with pytest.warns(DoubtfulRolesWarning, match="'matrices': 1 of 3 weights are left to rest"):
+        with pytest.warns(DoubtfulRolesWarning, match="'matrices': 1 of 3 weights go to rest"):
             other_model, other = build()
         assert other.routing.params["0.weight"].spec.optimizer == "rest"
         with pytest.raises(

@@ -83,7 +83,7 @@ def build(**settings: Any) -> tuple[nn.Sequential, MegatronOptimizer]:
 
 def build_unread() -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return the same where nobody has read what the weights are, which the build warns of."""
-    with pytest.warns(DoubtfulRolesWarning, match="'matrices': 1 of 3 weights are left to rest"):
+    with pytest.warns(DoubtfulRolesWarning, match="'matrices': 1 of 3 weights go to rest"):
         return build()
 
 
@@ -164,8 +164,8 @@ def test_what_holds_no_routing_is_an_error(folder) -> None:
     for name, words in {
         "bare": "was saved without an optimizer: it holds no routing",
         "empty": "is no checkpoint: it has no manifest.json",
-        "file": r"routing='.*file': there is no checkpoint that a plugin reads",
-        "gone": r"routing='.*gone': there is no checkpoint",
+        "file": r"routing='.*file': no installed plugin reads a checkpoint there",
+        "gone": r"routing='.*gone': no installed plugin reads a checkpoint there",
     }.items():
         with pytest.raises(CheckpointError, match=words):
             build(routing=folder.parent / name)
@@ -251,7 +251,7 @@ STRANGERS = "strangers_module:Class"
 def test_names_of_a_file_are_looked_up_and_never_imported(strangers, capsys) -> None:
     """Neither a build, nor loads, nor verification import what a file names."""
     with pytest.raises(
-        RoutingError, match=r"nothing is imported because a file names it.*trusted_names=\['stra"
+        RoutingError, match=r"a name in a file is not imported by itself.*trusted_names=\['stra"
     ):
         build(routing=strangers)
     model, optimizer = build_unread()

@@ -83,7 +83,7 @@ def test_a_parameter_that_leaves_the_memory_is_named(dtype: torch.dtype) -> None
     optimizer = build_optimizer(model, "adam", lr=1e-2, sharding="distributed")
     model.to(dtype)
     model(torch.ones(2, 16, dtype=dtype)).sum().backward()
-    with pytest.raises(OwnershipError, match=r"'1.bias'.* was float32 .* before building its optimizer"):
+    with pytest.raises(OwnershipError, match=r"'1.bias'.* was float32 .* before you build its optimizer"):
         optimizer.step()
 
 

@@ -41,7 +41,7 @@ def test_one_warning_names_what_is_in_doubt():
         build_optimizer(Model(), "whole", lr=0.1)
     (message,) = [str(warning.message) for warning in caught]
     assert message.startswith(
-        "'whole': 2 of 7 weights are left to plain, because it is in doubt whether they are hidden matrices: bare, "
+        "'whole': 2 of 7 weights go to plain, because they may or may not be hidden matrices: bare, "
         "last.weight (bare of Model: no convention says how it is used"
     )
     assert (

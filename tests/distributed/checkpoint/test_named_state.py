@@ -146,5 +146,5 @@ def test_without_the_library_all_ranks_are_told_what_to_install(launch):
     pytest.importorskip("megaopt_distributed")
     for heard in launch(without_the_library, 2):
         for words in heard:
-            assert words.startswith("a state dict of what 'distributed' shares out over ranks comes with ")
+            assert words.startswith("a state dict that 'distributed' shares out over ranks comes with ")
             assert "megaopt-checkpoint" in words

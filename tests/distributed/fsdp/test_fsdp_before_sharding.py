@@ -108,5 +108,5 @@ def test_the_error_names_the_door_for_models_that_are_sharded_later(launch) -> N
     """Built by `build_optimizer`, it cannot follow."""
     (said,) = set(launch(switched_without_following, 2))
     assert said.startswith("the parameters of a group of ")
-    assert "were switched for DTensors: the model was sharded after its optimizer was built" in said
+    assert "became DTensors: the model was sharded after its optimizer was built" in said
     assert "megaopt_fsdp.build_before_sharding(model, ...)" in said

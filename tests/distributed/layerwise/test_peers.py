@@ -240,12 +240,12 @@ def test_peers_that_nobody_can_give_are_refused(launch):
     assert (
         told
         == [
-            "peers_per_matrix=2: has no effect: 'soap', as configured, must have whole matrices; leave it out"
+            "peers_per_matrix=2: has no effect: 'soap' must have whole matrices with these settings; leave it out"
         ]
         * 2
     )
     told = launch(refused, 2, "muon", "replicated")
-    assert "with the sharding strategy 'replicated' no rank steps a part of a matrix" in told[0]
+    assert "no rank steps a part of a matrix under the sharding strategy 'replicated'" in told[0]
 
 
 def test_one_peer_is_the_whole_matrix(launch):

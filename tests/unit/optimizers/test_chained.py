@@ -130,8 +130,8 @@ def test_plain_torch_optimizers_are_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigurationError) as caught:
         ChainedOptimizer([torch.optim.Adam([nn.Parameter(torch.ones(2))])])
     assert str(caught.value) == (
-        "ChainedOptimizer chains megaopt's optimizers, got Adam: wrap them in FP32Optimizer or "
-        "MixedPrecisionOptimizer, or build them with build_optimizer"
+        "ChainedOptimizer chains megaopt's optimizers, got Adam: wrap it in FP32Optimizer or "
+        "MixedPrecisionOptimizer, or build it with build_optimizer"
     )
 
 

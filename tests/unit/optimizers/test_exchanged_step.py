@@ -364,11 +364,11 @@ def test_the_report_shows_what_travels(mlp) -> None:
     [
         (
             "only_whole",
-            "exchanges updates of 'only_whole', which only steps whole: its entry offers no split step",
+            "exchanges updates of 'only_whole', which only steps whole tensors: its entry offers no split step",
         ),
         (
             "refusing",
-            "exchanges updates of 'refusing', which only steps whole: not with this configuration",
+            "exchanges updates of 'refusing', which only steps whole tensors: not with this configuration",
         ),
     ],
 )
@@ -392,7 +392,9 @@ def test_a_part_that_returns_other_shapes_is_named(mlp, give) -> None:
 def test_buckets_that_do_not_hold_every_piece_once_are_refused(mlp, monkeypatch, buckets) -> None:
     """A piece would be stepped twice, or not at all."""
     monkeypatch.setattr(SelfExchange, "buckets", buckets)
-    with pytest.raises(ShardingError, match="the buckets of an exchange hold every piece once"):
+    with pytest.raises(
+        ShardingError, match=r"the buckets of an exchange must hold each of the .* pieces once"
+    ):
         build_optimizer(mlp(), "normalized", lr=0.1, sharding="self_exchange")
 
 

@@ -116,7 +116,7 @@ def test_groups_whose_members_change_raise(build, mlp, give, change):
     before = [param.detach().clone() for param in model.parameters()]
     change(optimizer)
     give(model)
-    with pytest.raises(UnsupportedOperationError, match=r"[Ff]reeze what is not to be stepped"):
+    with pytest.raises(UnsupportedOperationError, match=r"freeze (it|parameters)"):
         optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
 
@@ -130,6 +130,6 @@ def test_state_that_lies_with_that_of_others_is_not_given_up_alone(build, mlp):
     members = piece.spec.members
     object.__setattr__(piece.spec, "members", (*members, *members))
     with pytest.raises(
-        UnsupportedOperationError, match=r"cannot be given up alone: optimizer.state.clear\(\)"
+        UnsupportedOperationError, match=r"cannot be removed alone: optimizer.state.clear\(\)"
     ):
         state.clear()

@@ -68,17 +68,17 @@ def test_what_is_no_model_is_named(given) -> None:
 NAMES = {
     "a class": (
         torch.optim.AdamW,
-        "optimizer: got AdamW; give a registered name: torch's class goes by 'torch:AdamW'",
+        "optimizer: got AdamW; give a registered name: the name of torch's class is 'torch:AdamW'",
     ),
     "none": (None, "optimizer: got NoneType; give a registered name"),
     "a dictionary": ({"lr": 0.1}, "its settings here as keywords: lr=..."),
     "a configuration": (
         OptimizerConfig(lr=0.1),
-        "a configuration goes to get_megatron_optimizer(config, model)",
+        "pass a configuration to get_megatron_optimizer(config, model)",
     ),
     "an optimizer": (
         torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1),
-        "is wrapped: FP32Optimizer(optimizer, con",
+        "wrap an optimizer that exists already: FP32Optimizer(optimizer, con",
     ),
 }
 

@@ -148,7 +148,7 @@ def test_a_parameter_for_another_optimizer_is_chained(build) -> None:
     before = model[0].weight.detach().clone()
     backward(model)
     grad = model[0].weight.grad.clone()
-    with pytest.warns(UserWarning, match="is stepped from now on, by t_sgd"):
+    with pytest.warns(UserWarning, match="; t_sgd steps it from now on"):
         optimizer.step()
     assert len(optimizer.children) == 3
     assert torch.equal(model[0].weight, before - 0.01 * grad)
@@ -245,7 +245,7 @@ def test_a_converted_model_is_refused(build, precision, dtype) -> None:
         assert optimizer.step().update_successful
         return
     values = [param.detach().clone() for param in model.parameters()]
-    with pytest.raises(OwnershipError, match=rf"'0.weight' is {str(dtype)[6:]} now and was {str(was)[6:]}"):
+    with pytest.raises(OwnershipError, match=rf"'0.weight' is {str(dtype)[6:]} now, but was {str(was)[6:]}"):
         optimizer.step()
     assert all(torch.equal(*pair) for pair in zip(values, model.parameters(), strict=True))
 
@@ -263,7 +263,9 @@ def test_a_weight_of_another_shape_is_refused(build, precision) -> None:
     model[2].bias.data = torch.zeros(was[0] + 2, dtype=model[2].bias.dtype)
     backward(model)
     values = [param.detach().clone() for param in model.parameters()]
-    said = rf"'2.weight' has shape \({was[0] + 2}, .* now and had \({was[0]}, .* before .*, or build it anew"
+    said = (
+        rf"'2.weight' has shape \({was[0] + 2}, .* now, but had \({was[0]}, .* before .*, or build it again"
+    )
     with pytest.raises(OwnershipError, match=said):
         optimizer.step()
     assert all(torch.equal(*pair) for pair in zip(values, model.parameters(), strict=True))
@@ -276,7 +278,7 @@ def test_a_model_that_went_to_meta_is_refused(build) -> None:
     model.to("meta")
     model(torch.zeros(1, 4, device="meta")).sum().backward()
     with pytest.raises(
-        OwnershipError, match=r"'0.weight' trains since .* it is on the meta device, which holds no values"
+        OwnershipError, match=r"'0.weight' trains since .* it is on the meta device and holds no values"
     ):
         optimizer.step()
 
@@ -330,7 +332,8 @@ def test_under_buffers_it_raises_before_anything_changes(build, settings) -> Non
         OwnershipError,
         match=(
             r"^'0.weight' trains since the optimizer was built \(unfrozen or added\), and cannot be stepped: "
-            r"sharding='replicated': Buffered reduces the gradients of what trained when it was made\. Build"
+            r"sharding='replicated': Buffered reduces only gradients of the parameters "
+            r"that trained when it was made\. Build"
         ),
     ):
         optimizer.step()
@@ -366,7 +369,7 @@ def test_a_model_that_was_moved_to_another_device_is_refused_with_both_names(bui
     optimizer.late.look._kinds["device"][0] = torch.device("cuda", 0)
     before = [param.detach().clone() for param in model.parameters()]
     with pytest.raises(
-        OwnershipError, match=r"'0\.weight' is on cpu now and was on cuda:0 .* before building"
+        OwnershipError, match=r"'0\.weight' is on cpu now, but was on cuda:0 .* before you build"
     ):
         optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))

@@ -36,16 +36,16 @@ def test_without_a_state_dict_the_model_is_taken() -> None:
 @pytest.mark.parametrize(
     ("state_dict", "message"),
     [
-        ({}, "reload_model_params(state_dict): it lacks 2 parameters, such as weight, bias"),
+        ({}, "reload_model_params(state_dict): the state dict lacks 2 parameters, such as weight, bias"),
         (
             {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)},
-            "reload_model_params(state_dict): 'bias' is (3,) there and of shape (2,) in the model",
+            "reload_model_params(state_dict): 'bias' is (3,) in the state dict and of shape (2,) in the model",
         ),
         (
             {"weight": torch.zeros(2, 3), "bias": None},
-            "reload_model_params(state_dict): 'bias' is NoneType there and of shape (2,) in the model",
+            "reload_model_params(state_dict): 'bias' is NoneType in the state dict and of shape (2,) in the model",
         ),
-        ([1], "reload_model_params(state_dict): a mapping of parameter names to tensors, got list"),
+        ([1], "reload_model_params(state_dict) takes a mapping of parameter names to tensors, got list"),
     ],
 )
 def test_a_state_dict_that_does_not_fit_changes_nothing(build, state_dict, message) -> None:

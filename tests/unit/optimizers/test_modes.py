@@ -211,9 +211,8 @@ def test_an_optimizer_that_needs_closures_is_refused(build) -> None:
     with temporary_plugin(Brings(), "probing"), pytest.raises(PluginError) as caught:
         build(nn.Linear(2, 2), "probing")
     assert str(caught.value) == (
-        "optimizer 'probing' of plugin 'probing' (Brings): Probing.step needs a closure: it evaluates the model "
-        "several times a step, and megaopt collects, clips and "
-        "steps once"
+        "optimizer 'probing' of plugin 'probing' (Brings): Probing.step needs a closure, because it evaluates the "
+        "model several times a step; megaopt collects gradients, clips and steps once"
     )
 
 

@@ -140,7 +140,9 @@ def test_an_error_says_who_had_taken_the_step(
     """What one optimizer of several has written stays; whoever goes on has been told."""
     model = mlp()
     optimizer = build(model, overrides={ParamKey(name="*.weight"): {"optimizer": "t_sgd"}})
-    for part, words in enumerate(("may have taken it for some", r"had taken it, and .* may have taken it")):
+    for part, words in enumerate(
+        ("may have finished it for some", r"had finished it, and .* may have finished it")
+    ):
         give(model)
         _raise_once(optimizer, part=part)
         with pytest.raises(MemoryError) as caught:

@@ -25,13 +25,14 @@ def test_a_factory_of_the_trainer_is_called_without_a_model(settings) -> None:
     [
         (
             lambda model: setattr(model[0].weight, "data", torch.ones(9, 5)),
-            "'0.weight' has shape (9, 5) now and had (7, 5) when its optimizer was built, whose states have "
-            "that one: resize the model (resize_token_embeddings()) before building its optimizer, or build it anew",
+            "'0.weight' has shape (9, 5) now, but had (7, 5) when its optimizer was built, and its states have "
+            "that shape: resize the model (resize_token_embeddings()) before you build its optimizer, or build "
+            "it again",
         ),
         (
             nn.Module.double,
-            " is float64 now and was float32 when its optimizer was "
-            "built: convert the model (.to(dtype), .half(), .bfloat16()) before building its optimizer",
+            " is float64 now, but was float32 when its optimizer was "
+            "built: convert the model (.to(dtype), .half(), .bfloat16()) before you build its optimizer",
         ),
     ],
     ids=["resized", "converted"],

@@ -56,6 +56,6 @@ def test_state_of_another_distributions_optimizer_is_refused(plugins: FakePlugin
         ):
             way()
     with pytest.raises(
-        RoutingError, match="was stepped by 'momentum' of their-optimizers, and here 'momentum'"
+        RoutingError, match="the optimizer 'momentum' of 'weight' came from their-optimizers, but here it"
     ):
         build_optimizer(model, "momentum", lr=0.1, routing=routing)

@@ -273,7 +273,7 @@ def test_a_scheduler_of_the_wrapped_optimizer_is_refused_where_it_writes() -> No
     assert weight.tolist() == [-1.25, -1.25]
     scheduler.step()
     with pytest.raises(
-        UnsupportedOperationError, match=r"^lr=0.5 was written into a group of the SGD that is wrapped"
+        UnsupportedOperationError, match=r"^lr=0.5 was written into a group of the wrapped SGD"
     ):
         optimizer.step()
     assert weight.tolist() == [-1.25, -1.25]

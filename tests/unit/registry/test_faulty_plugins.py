@@ -432,7 +432,7 @@ def test_a_reader_that_fails_is_an_error_where_roles_matter(plugins) -> None:
     plugins.install("reader", "@hookimpl\ndef megaopt_annotate_params(model_chunk): 1 / 0")
     plugins.registry()
     with pytest.warns(
-        BrokenPluginWarning, match=r"^plugin 'reader' .* ZeroDivisionError: .* is left out, because"
+        BrokenPluginWarning, match=r"^plugin 'reader' .* ZeroDivisionError: .* is ignored, because"
     ):
         assert step_of("second")
     with pytest.raises(PluginHookError, match=r"^plugin 'reader' \(megaopt-reader 1.0\) failed in hook"):

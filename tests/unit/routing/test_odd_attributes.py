@@ -46,7 +46,7 @@ def test_an_attribute_that_cannot_be_names_the_parameter(attributes: dict[str, A
 def test_names_that_cannot_be_are_fqns_fault(named: Any) -> None:
     """It is one chunk, whose parameters are not the same."""
     with pytest.raises(
-        RoutingError, match=rf"^fqn\(0, '(weight|bias)'\) returned {named!r}; it must return a name"
+        RoutingError, match=rf"^fqn\(0, '(weight|bias)'\) returned {named!r}; it must return a different name"
     ):
         route(OptimizerConfig(optimizer="plain", lr=0.1), nn.Linear(2, 2), fqn=lambda index, name: named)
 

@@ -248,7 +248,7 @@ def test_a_changed_routing_names_the_parameters():
     with pytest.raises(RoutingChangedError) as caught:
         before.require_same(route(config, Model(), {ParamKey(name="head.*"): {"max_lr": 1.0}}))
     assert caught.value.names == ("head.weight",)
-    assert "1 parameters otherwise than when the model was wrapped: head.weight." in str(caught.value)
+    assert "change the routing of 1 parameters since the model was wrapped: head.weight." in str(caught.value)
 
 
 def test_annotations_of_plugins_decide_what_is_left_open():
@@ -337,7 +337,7 @@ def test_an_optimizer_without_fallback_names_the_parameter_it_leaves():
     with pytest.raises(RoutingError) as caught:
         route(OptimizerConfig(optimizer="picky", lr=0.1), Model(), {})
     assert str(caught.value) == (
-        "'picky' does not take 'embed.weight' (shape (7, 4)): not a matrix; it names no fallback. "
+        "'picky' does not take 'embed.weight' (shape (7, 4)): not a matrix; it has no fallback. "
         'Give an override such as {ParamKey(name="embed.weight"): {"optimizer": ...}}'
     )
 
@@ -358,7 +358,7 @@ def test_two_chunks_with_one_name_need_fqn():
     config = OptimizerConfig(optimizer="plain", lr=0.1)
     chunks = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
     with pytest.raises(
-        RoutingError, match=r"model chunks 0 and 1 both have a parameter 'weight'; for models .*pass fqn="
+        RoutingError, match=r"model chunks 0 and 1 both have a parameter 'weight'\. Give models .*pass fqn="
     ):
         route(config, chunks)
     routing = route(config, chunks, fqn=lambda chunk, name: f"layers.{chunk}.{name}")
@@ -501,5 +501,5 @@ def test_the_configuration_comes_first(arguments, message):
 def test_one_model_twice_is_named():
     """A list is for chunks; nothing is stepped twice."""
     model = torch.nn.Linear(2, 2)
-    with pytest.raises(RoutingError, match=r"both have a parameter 'weight': they are the same module; "):
+    with pytest.raises(RoutingError, match=r"both have a parameter 'weight': they are the same module\. "):
         route(OptimizerConfig(optimizer="plain", lr=0.1), [model, model])

@@ -100,8 +100,9 @@ def test_an_override_that_asks_for_a_role_in_doubt_says_what_to_install(plugins)
         route(config.replace(decoupled_lr=0.2), model)
     assert str(caught.value).startswith("standard: ParamKey(")
     assert str(caught.value).endswith(
-        "asks for roles, and that of '0.weight' is in doubt: what reads it comes with megaopt-roles, which is not "
-        "installed: pip install megaopt-roles (an attribute on the parameter settles it too: matrix_view=...)"
+        "asks for roles, and the role of '0.weight' is in doubt: the reader of roles comes with megaopt-roles, "
+        "which is not installed: pip install megaopt-roles (or settle the role by an attribute of the "
+        "parameter: matrix_view=...)"
     )
     assert (caught.value.name, caught.value.distribution) == ("0.weight", "megaopt-roles")
     assert route(config, model).params["1.weight"].decision.uncertain
@@ -156,7 +157,7 @@ def test_a_reader_of_one_parameter_settles_no_other(plugins) -> None:
     plugins.registry()
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
     with pytest.raises(
-        PluginNotInstalledError, match=r"that of '1\.weight' is in doubt: .* pip install megaopt-roles"
+        PluginNotInstalledError, match=r"the role of '1\.weight' is in doubt: .* pip install megaopt-roles"
     ):
         route(ASKS, model)
     assert infer_roles(model)["1.weight"].reason.endswith(HINT)
@@ -181,16 +182,15 @@ def test_an_optimizer_that_steps_nothing_for_want_of_a_reader_is_refused(plugins
     plugins.registry()
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
     with pytest.raises(
-        RoutingError, match="'of_matrices' would step nothing on any rank: 2 of 2 weights"
+        RoutingError, match="'of_matrices' would step nothing on any rank: 2 of 2 weights go to plain"
     ) as caught:
         build_optimizer(model, "of_matrices", lr=0.1)
-    assert (
-        "in doubt whether they are hidden matrices: 0.weight, 1.weight (weight of Linear: its use is"
-        in str(caught.value)
+    assert "they may or may not be hidden matrices: 0.weight, 1.weight (weight of Linear: its use is" in str(
+        caught.value
     )
     assert "pip install megaopt-roles" in str(caught.value)
     model[0].weight.matrix_view = "matrix"
-    with pytest.warns(DoubtfulRolesWarning, match="1 of 2 weights are left to plain"):
+    with pytest.warns(DoubtfulRolesWarning, match="1 of 2 weights go to plain"):
         made = build_optimizer(model, "of_matrices", lr=0.1)
     assert made.report().params[0].optimizer == "of_matrices"
 
@@ -204,7 +204,7 @@ def test_that_it_is_a_matrix_does_not_say_which_lie_inside(attribute: str, value
     assert (decision.role, decision.view, decision.doubt) == (Role.MATRIX, MatrixView(), Doubt.LAYOUT)
     assert not decision.unread  # its role is known
     assert re.fullmatch(
-        f"attribute {attribute}.*; which matrices lie inside is not known; pip install megaopt-roles reads it from the "
+        f"attribute {attribute}.*; the matrices inside it are not known; pip install megaopt-roles reads it from the "
         "model; its attribute matrix_view settles this",
         decision.reason,
     )

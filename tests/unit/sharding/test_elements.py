@@ -33,7 +33,7 @@ def test_the_box_is_found_in_what_is_held(held):
 def test_what_is_not_held_is_an_error_that_names_the_parameter():
     """Anything else would be other elements, silently."""
     shard = Shard("w", (4, 3, 2), ((2, 0, 0), (1, 3, 2)), 0, 6)
-    with pytest.raises(ShardingError, match=r"'w': this rank holds the box .* not all of the box"):
+    with pytest.raises(ShardingError, match=r"'w': this rank holds the box .* does not contain the box"):
         elements_of(WHOLE[:2], ((0, 0, 0), (2, 3, 2)), shard)
 
 

@@ -84,7 +84,7 @@ def test_what_must_be_whole_is_not_cut(granularity, cut):
 def test_parts_that_data_parallelism_has_made_are_cuts_too():
     """A shard of a DTensor is no matrix; the whole of it with one owner is."""
     spec = spec_of(placements=(DP,))
-    with pytest.raises(OwnershipError, match=r"give it one owner, peers .*, or an exchange"):
+    with pytest.raises(OwnershipError, match=r"Give the parameter one owner; or peers.*; or an exchange"):
         check(spec, lambda rank: [PieceSpec.of(spec.shard(rank), 0)], dp=2)
     check(spec, lambda rank: [PieceSpec.of(spec.part(((0, 0), (8, 6))), 0)] if rank["dp"] else [], dp=2)
 

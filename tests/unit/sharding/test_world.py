@@ -71,7 +71,7 @@ def test_only_one_place_of_an_axis_may_have_a_tensor():
             "has 2 ranks, none at 2",
         ),
         (lambda: World({"dp": 0}), "axis 'dp' has 0 ranks"),
-        (lambda: Peers("dp", 2, index=2), "place 2 is outside of a block of 2"),
+        (lambda: Peers("dp", 2, index=2), "place 2 is outside a block of 2"),
     ],
 )
 def test_what_cannot_be_is_named(make, message):

@@ -49,7 +49,9 @@ def require_sides(scheduler: object, process_group: object, fqn: object, *, meth
             "process_group", process_group, "give a torch.distributed.ProcessGroup, or None for everybody"
         )
     if fqn is not None and not callable(fqn):
-        raise _wrong("fqn", fqn, "give a function of chunk index and local name that returns a name")
+        raise _wrong(
+            "fqn", fqn, "give a function that takes a chunk index and a local name and returns a name"
+        )
 
 
 def require_rename(rename: object) -> None:

@@ -34,7 +34,7 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.registry._catalogue import CHECKPOINT_READER, DEFAULT_OPTIMIZER
 from megaopt_core.registry._missing import import_distribution
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry, get_registry
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._route import route, usual_modes
 from megaopt_core.routing._routing import Routing
@@ -181,7 +181,7 @@ def get_megatron_optimizer(
     require_trainable(routed)
     if routing is None:
         with raised_on_all(pgs, "finding hidden matrices"):
-            require_known_roles(config, routed)
+            require_known_roles(config, routed, get_registry())
     optimizer = optimizer_from_routing(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )
@@ -216,15 +216,15 @@ def optimizer_from_routing(
             its elements out over the data-parallel ranks.
         ParallelGroupError: the model is wrapped with other process groups.
     """
-    pgs = groups_of_wrapped(chunks, pgs)
+    registry, pgs = get_registry(), groups_of_wrapped(chunks, pgs)
     # What is wrong on one rank alone is raised on all: none waits in a collective for one that has given up.
     with raised_on_all(pgs, "examining the model") as alike:
         if communicates(pgs.dense_dp):
             require_whole_grads(chunks)
         require_as_planned(chunks, routing, fqn)
-        builder = ChildBuilder(config, chunks, pgs, fqn, grad_scaler(config))
+        builder = ChildBuilder(config, chunks, pgs, fqn, grad_scaler(config), registry)
         model, twins = builder.live(routing)
-        require_supported(config, routing)
+        require_supported(config, routing, registry)
         require_same_overlap(chunks, config)
         buffers = wrapped_buffers(chunks, fqn)
         watched = WatchedModel(chunks, fqn, frozenset(routing.excluded))
@@ -232,7 +232,7 @@ def optimizer_from_routing(
         alike.extend([*buffers_alike(buffers, pgs), *held])
     with raised_on_all(pgs, "laying out the optimizer") as alike:
         layouts = strategy_layouts(routing, pgs, buffers, alike)
-        error = refusal(routing, model.params) or reduced_elsewhere(layouts, routing, buffers)
+        error = refusal(routing, model.params, registry) or reduced_elsewhere(layouts, routing, buffers)
         if error is not None:
             raise error
     peer_groups = make_peer_groups(layouts.values(), model.rank, pgs)
@@ -241,12 +241,12 @@ def optimizer_from_routing(
             builder.build(child, routing, model, twins, layouts[child.strategy], peer_groups)
             for child in routing.children
         ]
-    _agree(routing, children, pgs)
+    _agree(routing, children, pgs, registry)
     require_ownership(children, model.params)
     parts = [part for child in children for part in child.parts]
-    told = {**unused_by_runners(parts), **dtypes_refused(routing, children)}
+    told = {**unused_by_runners(parts), **dtypes_refused(routing, children, registry)}
     unused_settings = unused(config, routing, model, pgs, builder.scaler, told)
-    optimizer = _chained(children, routing.sharding)
+    optimizer = _chained(children, routing.sharding, registry)
     optimizer.watched_model = watched
     optimizer.unused_settings = unused_settings
     optimizer.late = LateParams(optimizer, children, builder, config_overrides)
@@ -255,18 +255,22 @@ def optimizer_from_routing(
     return optimizer
 
 
-def _chained(children: list[MegatronOptimizer], strategy: str) -> MegatronOptimizer:
+def _chained(children: list[MegatronOptimizer], strategy: str, registry: PluginRegistry) -> MegatronOptimizer:
     """Return the children as one: as the strategy that the configuration names chains them, if it does."""
-    with get_registry().blaming("strategy", strategy):
-        chain: MegatronOptimizer | None = get_registry().strategy(strategy).chain(children)
+    with registry.blaming("strategy", strategy):
+        chain: MegatronOptimizer | None = registry.strategy(strategy).chain(children)
     if chain is not None:
         return chain
     return children[0] if len(children) == 1 else ChainedOptimizer(children)
 
 
-def _agree(routing: Routing, children: Sequence[MegatronOptimizer], pgs: ProcessGroupCollection) -> None:
+def _agree(
+    routing: Routing,
+    children: Sequence[MegatronOptimizer],
+    pgs: ProcessGroupCollection,
+    registry: PluginRegistry,
+) -> None:
     """Let optimizers settle with those of other ranks what all must choose alike; every rank has built every child."""
-    registry = get_registry()
     for spec, child in zip(routing.children, children, strict=True):
         agree = registry.optimizer(spec.optimizer).agree
         if agree is not None:

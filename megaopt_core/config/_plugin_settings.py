@@ -46,10 +46,11 @@ def check_settings(given: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
     if not given:
         return {}
     entry = _look_up(optimizer)
-    owners = get_registry().setting_owners()
+    registry = get_registry()
+    owners = registry.setting_owners()
     checked: dict[str, Any] = {}
     for name, value in given.items():
-        get_registry().require_one_owner("setting", name)
+        registry.require_one_owner("setting", name)
         if name in owners:
             instance = _instance(owners[name], owners, given)
             checked[name] = getattr(instance, owners[name].field.name)
@@ -129,8 +130,9 @@ def read_setting(name: str, given: Mapping[str, Any]) -> Any:
         UnknownSettingError: no core field and no plugin has a setting of this name.
         DuplicateNameError: two plugins have one.
     """
-    owners = get_registry().setting_owners()
-    get_registry().require_one_owner("setting", name)
+    registry = get_registry()
+    registry.require_one_owner("setting", name)
+    owners = registry.setting_owners()
     if name in owners:
         return getattr(_instance(owners[name], owners, given), owners[name].field.name)
     raise absent_setting(name) or _unknown(name)
@@ -208,12 +210,13 @@ def absent_setting(name: str) -> PluginError | None:
 
 
 def _unknown(name: str, optimizer: str | None = None) -> UnknownSettingError:
-    known = [*CORE_FIELD_NAMES, *get_registry().setting_owners(), *REFERENCE_SETTINGS]
+    registry = get_registry()
+    known = [*CORE_FIELD_NAMES, *registry.setting_owners(), *REFERENCE_SETTINGS]
     described = "describe" if optimizer is None else f"describe {optimizer}"
-    advice = get_registry().advice_on(name, known, optimizer) or f"; `megaopt {described}` lists the settings"
+    advice = registry.advice_on(name, known, optimizer) or f"; `megaopt {described}` lists the settings"
     return UnknownSettingError(
         f"OptimizerConfig has no setting {name!r}, in the core or in an installed plugin{advice}"
-        f"{get_registry().may_provide()}",
+        f"{registry.may_provide()}",
         setting=name,
     )
 

@@ -13,7 +13,8 @@ from megaopt_core.config._dtypes import shown
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, PluginError
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry, get_registry
+from megaopt_core.registry._setting_owners import SettingInfo
 
 if TYPE_CHECKING:
     from megaopt_core.parallel._groups import ProcessGroupCollection
@@ -44,6 +45,8 @@ class Use:
         pgs: the process groups, which some entries look at.
         scales_dynamically: the loss scale follows the configuration.
         by_runners: setting to why what runs the inner steps does not act on it.
+        registry: the plugins.
+        owners: every setting that a plugin adds, by its full name.
         entries: registered name to entry, of every optimizer in use; empty: one that was built by hand is wrapped.
     """
 
@@ -54,12 +57,18 @@ class Use:
     pgs: ProcessGroupCollection | None = None
     scales_dynamically: bool = False
     by_runners: Mapping[str, str] = Factory(dict)
+    registry: PluginRegistry = field(init=False, factory=get_registry)
+    owners: Mapping[str, SettingInfo] = field(init=False)
     entries: Mapping[str, OptimizerEntry] = field(init=False)
+
+    @owners.default
+    def _owners_of_settings(self) -> Mapping[str, SettingInfo]:
+        return self.registry.setting_owners()
 
     @entries.default
     def _entries_in_use(self) -> Mapping[str, OptimizerEntry]:
         used = () if self.routing is None else self.routing.children
-        return {child.optimizer: get_registry().optimizer(child.optimizer) for child in used}
+        return {child.optimizer: self.registry.optimizer(child.optimizer) for child in used}
 
     @property
     def governing(self) -> set[str]:
@@ -122,7 +131,7 @@ def _decay(use: Use) -> Iterator[str]:
 def _of_other_optimizers(use: Use) -> Iterator[str]:
     if use.routing is None:
         return
-    owners = get_registry().setting_owners()
+    owners = use.owners
     prefixes = {prefix for entry in use.entries.values() for prefix in entry.setting_prefixes}
     used = ", ".join(sorted(use.entries))
     for name, value in use.config.plugin_settings.items():
@@ -137,7 +146,6 @@ def _told_by_entries(use: Use) -> dict[str, str]:
         return {}
     specs = [route.spec for route in use.routing.params.values()]
     told = {name: _told_by(use, name, entry, specs) for name, entry in use.entries.items()}
-    owners = get_registry().setting_owners()
     return {
         setting: why
         for said in told.values()
@@ -145,7 +153,7 @@ def _told_by_entries(use: Use) -> dict[str, str]:
         if all(
             setting in told[name]
             for name, entry in use.entries.items()
-            if owners[setting].prefix in entry.setting_prefixes
+            if use.owners[setting].prefix in entry.setting_prefixes
         )
     }
 
@@ -153,10 +161,9 @@ def _told_by_entries(use: Use) -> dict[str, str]:
 def _told_by(use: Use, name: str, entry: OptimizerEntry, specs: Sequence[ParamSpec]) -> Mapping[str, str]:
     if entry.unused_settings is None:
         return {}
-    owners = get_registry().setting_owners()
-    with get_registry().blaming("optimizer", name):
+    with use.registry.blaming("optimizer", name):
         told = entry.unused_settings(use.config, [spec for spec in specs if spec.optimizer == name])
-        if not isinstance(told, Mapping) or any(setting not in owners for setting in told):
+        if not isinstance(told, Mapping) or any(setting not in use.owners for setting in told):
             raise PluginError(
                 f"unused_settings returned {told!r}; it must map settings of plugins to reasons"
             )
@@ -165,17 +172,21 @@ def _told_by(use: Use, name: str, entry: OptimizerEntry, specs: Sequence[ParamSp
 
 def _is_read(use: Use, prefix: str) -> bool:
     """Whether an optimizer in use is built with settings of another's prefix, as SOAP is with Adam's."""
-    owners = get_registry().setting_owners()
     without = _without(
-        use, {name for name in use.config.plugin_settings if name in owners and owners[name].prefix == prefix}
+        use,
+        {
+            name
+            for name in use.config.plugin_settings
+            if name in use.owners and use.owners[name].prefix == prefix
+        },
     )
     return any(_differs(use, entry, without) for entry in use.entries.values())
 
 
 def _moves_fallback(use: Use, name: str) -> bool:
     """Whether the run's optimizer, which steps nothing itself, chooses or sets its fallback by a setting."""
-    entry, without = get_registry().optimizer(use.config.optimizer), _without(use, {name})
-    with get_registry().blaming("optimizer", use.config.optimizer):
+    entry, without = use.registry.optimizer(use.config.optimizer), _without(use, {name})
+    with use.registry.blaming("optimizer", use.config.optimizer):
         rules = [rule for rule in (entry.fallback, entry.fallback_override) if callable(rule)]
         return any(rule(use.config) != rule(without) for rule in rules)
 

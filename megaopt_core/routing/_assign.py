@@ -17,7 +17,7 @@ from megaopt_core.params._overrides import (
 from megaopt_core.params._roles import Doubt
 from megaopt_core.params._specs import Granularity
 from megaopt_core.plugin_api._stored_routing import StoredRouting
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry
 from megaopt_core.routing._groups import GroupKey
 from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._overrides.matching import Match
@@ -44,11 +44,13 @@ class Assigner:
     Args:
         config: the run's configuration.
         settings: judges what overrides set.
+        registry: the plugins.
         followed: the routing to follow; None: none.
     """
 
     config: OptimizerConfig
     settings: OverrideSettings
+    registry: PluginRegistry
     followed: StoredRouting | None = None
     _keys: dict[GroupKey, GroupKey] = field(factory=dict)
     _following: dict[str, str | None] = field(factory=dict)
@@ -74,7 +76,7 @@ class Assigner:
         if asked is None and name != self.config.optimizer:
             match, added = self._with_fallback_override(match)
             reason += added
-        entry = get_registry().optimizer(name)
+        entry = self.registry.optimizer(name)
         group, settings = self.settings.split(name, entry, match, item.name)
         # Who is sent to an optimizer shares no group with who is there anyway.
         if "optimizer" in match.override:
@@ -138,16 +140,16 @@ class Assigner:
     def _fallback_of(self, name: str) -> str | None:
         """Return the optimizer that steps what another refuses: the configuration's, so asked for once."""
         if name not in self._following:
-            fallback = get_registry().optimizer(name).fallback
+            fallback = self.registry.optimizer(name).fallback
             if fallback is not None:
-                with get_registry().blaming("optimizer", name):
+                with self.registry.blaming("optimizer", name):
                     fallback = fallback(copy.deepcopy(self.config)) if callable(fallback) else fallback
                     if not isinstance(fallback, str):
                         raise PluginError(
                             f"fallback of optimizer {name!r} returned {fallback!r}; it must return the name "
                             "of another optimizer"
                         )
-                get_registry().require_fallback(name, fallback)
+                self.registry.require_fallback(name, fallback)
             self._following[name] = fallback
         return self._following[name]
 
@@ -155,8 +157,8 @@ class Assigner:
         """Return a match with what the run's optimizer says of what it leaves to its fallback, and a note."""
         primary = self.config.optimizer
         if self._of_fallback is None:
-            rule = get_registry().optimizer(primary).fallback_override
-            with get_registry().blaming("optimizer", primary):
+            rule = self.registry.optimizer(primary).fallback_override
+            with self.registry.blaming("optimizer", primary):
                 self._of_fallback = validate_override(
                     {} if rule is None else rule(copy.deepcopy(self.config))
                 )
@@ -169,7 +171,7 @@ class Assigner:
         return Match(override, match.reasons, origin), f"; {primary} gives its fallback {shown}"
 
     def _refusal(self, name: str, item: InventoryItem, *, asked: bool = False) -> str | None:
-        entry = get_registry().optimizer(name)
+        entry = self.registry.optimizer(name)
         if entry.accepts is None:
             return None
         # Element-wise steps are safe for whatever a parameter is; those of a matrix optimizer are not.
@@ -179,7 +181,7 @@ class Assigner:
             return "its role is doubtful"
         # What it costs is not known of a parameter that may not be accepted.
         spec = item.spec_without_cost(name, entry)
-        with get_registry().blaming("optimizer", name):
+        with self.registry.blaming("optimizer", name):
             reason = entry.accepts(spec, item.decision.view)
             if reason is not None and not isinstance(reason, str):
                 raise PluginError(

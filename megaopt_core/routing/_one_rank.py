@@ -16,7 +16,7 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
 from megaopt_core.params._specs import ParamSpec
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry, get_registry
 from megaopt_core.routing._agreement import Holding, stages_of_names
 from megaopt_core.routing._assign import Assigner, Assignment
 from megaopt_core.routing._groups import GroupKey
@@ -55,6 +55,7 @@ class RankRouting:
     held: Holding
     overrides: OverrideSet
     told: Told
+    registry: PluginRegistry
 
 
 def route_this_rank(
@@ -86,7 +87,7 @@ def route_this_rank(
     """
     registry = get_registry()
     primary = registry.optimizer(config.optimizer)
-    stored = read_stored_routing(routing)
+    stored = read_stored_routing(routing, registry)
     inventory = take_inventory(chunks, pgs, fqn, example, no_forward)
     overrides = OverrideSet()
     if config_overrides is None or getattr(config_overrides, "with_standard", False):
@@ -100,16 +101,16 @@ def route_this_rank(
             overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
         except OverrideError as error:
             raise PluginError(f"its default_param_overrides: {error}") from error
-    overriders = add_plugin_overrides(overrides, config, chunks)
+    overriders = add_plugin_overrides(overrides, config, chunks, registry)
     if stored is not None:
         trusted = {*trusted_names, *(value for value in config.to_dict().values() if isinstance(value, str))}
         trusted |= {override.get("optimizer", "") for override in (config_overrides or {}).values()}
-        inventory.trainable = as_stored(stored, inventory.trainable, trusted)
-    assigner = Assigner(config, OverrideSettings(config, chunks, pgs), stored)
+        inventory.trainable = as_stored(stored, inventory.trainable, trusted, registry)
+    assigner = Assigner(config, OverrideSettings(config, chunks, pgs, registry), registry, stored)
     assignments = {}
     for item in inventory.trainable:
         try:
-            overrides.require_read(item.name, item.decision)
+            overrides.require_read(item.name, item.decision, registry)
         except (PluginNotInstalledError, RoutingError):
             if inventory.failed:  # a reader of models is there, and has failed
                 raise inventory.failed[0] from None
@@ -123,16 +124,16 @@ def route_this_rank(
     for item in inventory.frozen:
         overrides.match(item.named, item.decision.role)
     used = {assignment.key.optimizer for assignment in assignments.values()}
-    raise_or_warn(inventory.failed, overriders, config, used)
+    raise_or_warn(inventory.failed, overriders, config, used, registry)
     held = Holding.of(inventory.trainable, assignments)
     # Entries are asked here: what fails on one rank has to be told before the ranks agree.
-    specs = _specs_of(inventory.trainable, assignments, config)
+    specs = _specs_of(inventory.trainable, assignments, config, registry)
     told = Told(
         keys=frozenset(assignment.key for assignment in assignments.values()),
         matched=frozenset(overrides.matched),
         norm_groups=frozenset(item.grad_norm_group for item in inventory.trainable if item.grad_norm_group),
         followed="" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest(),
-        claims=strategies_that_claim(inventory.trainable),
+        claims=strategies_that_claim(inventory.trainable, registry),
         stages={}
         if stored is None
         else stages_of_names(
@@ -143,14 +144,16 @@ def route_this_rank(
         ),
         no_forward=inventory.no_forward,
     )
-    return RankRouting(inventory, assignments, specs, held, overrides, told)
+    return RankRouting(inventory, assignments, specs, held, overrides, told, registry)
 
 
 def _specs_of(
-    items: Sequence[InventoryItem], assignments: Mapping[str, Assignment], config: OptimizerConfig
+    items: Sequence[InventoryItem],
+    assignments: Mapping[str, Assignment],
+    config: OptimizerConfig,
+    registry: PluginRegistry,
 ) -> dict[str, ParamSpec]:
     """Return parameters as pure data."""
-    registry = get_registry()
     specs: dict[str, ParamSpec] = {}
     configured: dict[str, OptimizerEntry] = {}
     for item in items:

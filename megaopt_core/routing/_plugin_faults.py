@@ -9,7 +9,7 @@ import torch
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import BrokenPluginWarning, OverrideError, PluginHookError, warn_user
 from megaopt_core.params._specs import Granularity
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry
 from megaopt_core.routing._overrides.matching import OverrideSet
 
 __all__ = ["add_plugin_overrides", "raise_or_warn"]
@@ -18,7 +18,10 @@ _HOOK = "megaopt_param_overrides"
 
 
 def add_plugin_overrides(
-    overrides: OverrideSet, config: OptimizerConfig, chunks: Sequence[torch.nn.Module]
+    overrides: OverrideSet,
+    config: OptimizerConfig,
+    chunks: Sequence[torch.nn.Module],
+    registry: PluginRegistry,
 ) -> list[PluginHookError]:
     """Add what plugins override; of a plugin that fails, nothing.
 
@@ -26,12 +29,13 @@ def add_plugin_overrides(
         overrides: the run's overrides.
         config: the run's configuration; every plugin gets a copy.
         chunks: the model chunks.
+        registry: the plugins.
 
     Returns:
         An error for every plugin that raised, or whose overrides are none.
     """
     failed: list[PluginHookError] = []
-    found = get_registry().call_each(_HOOK, failed=failed, config=config, model_chunks=chunks)
+    found = registry.call_each(_HOOK, failed=failed, config=config, model_chunks=chunks)
     for plugin, result in found:
         try:
             overrides.add(result or {}, f"plugin {plugin.name}")
@@ -45,6 +49,7 @@ def raise_or_warn(
     overriders: Sequence[PluginHookError],
     config: OptimizerConfig,
     used: Collection[str],
+    registry: PluginRegistry,
 ) -> None:
     """Raise where something in use depends on a plugin that failed, else warn that it is left out.
 
@@ -56,11 +61,11 @@ def raise_or_warn(
         overriders: errors of plugins that override settings.
         config: the run's configuration.
         used: the optimizers that step a parameter.
+        registry: the plugins.
 
     Raises:
         PluginHookError: something depends on it.
     """
-    registry = get_registry()
     asked = {config.optimizer, *used}
     brings = {registry.owner("optimizer", name).name for name in asked}
     brings.add(registry.owner("strategy", config.sharding or "replicated").name)

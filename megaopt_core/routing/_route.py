@@ -167,7 +167,7 @@ def _assemble(
     ordered = order_children({key for told in gathered for key in told.keys}, config.optimizer)
     sharding = chosen_strategy(config, {name for told in gathered for name in told.claims})
     used = dict.fromkeys(key.optimizer for key in ordered)
-    strategies = {name: strategy_of(config, name, sharding) for name in used}
+    strategies = {name: strategy_of(config, name, sharding, mine.registry) for name in used}
     axes, rank = pgs.axes, pgs.coordinates
     for item in mine.inventory.trainable:
         axes.update((placement.axis, placement.size) for placement in item.part.placements)
@@ -252,7 +252,9 @@ def route_added(
         config.optimizer,
     )
     strategies = {child.optimizer: child.strategy for child in routing.children}
-    strategies |= {key.optimizer: strategy_of(config, key.optimizer, routing.sharding) for key in new}
+    strategies |= {
+        key.optimizer: strategy_of(config, key.optimizer, routing.sharding, mine.registry) for key in new
+    }
     index = {key: at for at, key in reversed([*enumerate(present)])}
     index.update((key, at) for at, key in enumerate(new, len(present)))
     added = _params(mine, items, index, strategies)

@@ -10,7 +10,7 @@ from megaopt_core.parallel._agreement import Comparison
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._shards import Shard, intersect
 from megaopt_core.params._specs import Granularity, ParamSpec
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry, get_registry
 from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._routing import UNSHARDED, Routing
 from megaopt_core.sharding._elements import extent_of
@@ -22,13 +22,14 @@ from megaopt_core.sharding._stage_specs import specs_of_stage
 __all__ = ["chosen_strategy", "reduced_elsewhere", "strategies_that_claim", "strategy_layouts", "strategy_of"]
 
 
-def strategies_that_claim(items: Iterable[InventoryItem]) -> frozenset[str]:
+def strategies_that_claim(items: Iterable[InventoryItem], registry: PluginRegistry) -> frozenset[str]:
     """Return the strategies that claim one of this rank's parameters.
 
     Args:
         items: the parameters that train.
+        registry: the plugins.
     """
-    registry, found = get_registry(), set()
+    found = set()
     divided = [item for item in items if item.part.placements]
     for name, strategy in registry.strategies().items():
         with registry.blaming("strategy", name):
@@ -59,18 +60,18 @@ def chosen_strategy(config: OptimizerConfig, claims: Collection[str]) -> str:
     return name
 
 
-def strategy_of(config: OptimizerConfig, optimizer: str, name: str) -> str:
+def strategy_of(config: OptimizerConfig, optimizer: str, name: str, registry: PluginRegistry) -> str:
     """Return the name of the strategy that shards an optimizer: the routing's, or its fallback.
 
     Args:
         config: the run's configuration.
         optimizer: name of the optimizer.
         name: the strategy that the routing asks for.
+        registry: the plugins.
 
     Raises:
         ConfigurationError: neither can shard the optimizer's granularity.
     """
-    registry = get_registry()
     with registry.blaming("optimizer", optimizer):
         granularity = registry.optimizer(optimizer).configured(config).granularity
     strategy = registry.strategy(name)
@@ -123,11 +124,11 @@ def strategy_layouts(
         rank = {**routing.rank, **pgs.coordinates}
         stage = specs_of_stage(mine, pgs, rank, world, routing.digest)
     strategy_of = {child_group: child.strategy for child in routing.children for child_group in child.groups}
-    layouts = {}
+    registry, layouts = get_registry(), {}
     for strategy in dict.fromkeys(child.strategy for child in routing.children):
         specs = [spec for spec in stage if strategy_of[spec.group] == strategy]
-        with get_registry().blaming("strategy", strategy):
-            layout = get_registry().strategy(strategy).layout(specs, world, options)
+        with registry.blaming("strategy", strategy):
+            layout = registry.strategy(strategy).layout(specs, world, options)
         owners = owners_of(strategy, layout, specs, world)
         layouts[strategy] = layout
         if alike is not None:

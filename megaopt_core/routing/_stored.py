@@ -20,7 +20,7 @@ from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
 from megaopt_core.registry._catalogue import CHECKPOINT_READER
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry
 from megaopt_core.routing._inventory import InventoryItem
 
 __all__ = ["GivenRouting", "as_stored", "read_stored_routing", "stored_param"]
@@ -29,11 +29,12 @@ type GivenRouting = str | os.PathLike[str] | StoredRouting
 """A checkpoint, or what was read from one."""
 
 
-def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
+def read_stored_routing(given: GivenRouting | None, registry: PluginRegistry) -> StoredRouting | None:
     """Return the routing that a checkpoint holds: a plugin reads it.
 
     Args:
         given: the checkpoint; a routing stays as it is, and None None.
+        registry: the plugins.
 
     Raises:
         PluginNotInstalledError: no plugin reads checkpoints.
@@ -45,7 +46,7 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
         return given
     if not isinstance(given, (str, os.PathLike)):
         raise ConfigurationError.got("routing", given, "give the folder of a checkpoint")
-    path, registry = os.fspath(given), get_registry()
+    path = os.fspath(given)
     # A reader that does not know what lies there may say so with an error: it is no obstacle to one that does.
     failed: list[PluginHookError] = []
     answers = registry.call_each("megaopt_stored_routing", failed=failed, path=path)
@@ -102,7 +103,10 @@ def _is_stored_param(value: object) -> bool:
 
 
 def as_stored(
-    stored: StoredRouting, items: Sequence[InventoryItem], trusted: Collection[str]
+    stored: StoredRouting,
+    items: Sequence[InventoryItem],
+    trusted: Collection[str],
+    registry: PluginRegistry,
 ) -> list[InventoryItem]:
     """Return parameters as they were when their routing was stored.
 
@@ -110,6 +114,7 @@ def as_stored(
         stored: the routing to follow.
         items: the trainable parameters of this rank.
         trusted: names of optimizers that the user has given, and that may be resolved.
+        registry: the plugins.
 
     Raises:
         RoutingError: a parameter is not named in it, was stepped by the optimizer of another distribution or by one
@@ -126,7 +131,7 @@ def as_stored(
             names=absent,
         )
     for item in items:
-        _require_installed(stored, stored_param(stored, item).optimizer, item.name, trusted)
+        _require_installed(stored, stored_param(stored, item).optimizer, item.name, trusted, registry)
     return [evolve(item, decision=_decision(stored, item)) for item in items]
 
 
@@ -144,8 +149,9 @@ def _names(item: InventoryItem) -> tuple[str, ...]:
     return item.name, *item.aliases
 
 
-def _require_installed(stored: StoredRouting, optimizer: str, name: str, trusted: Collection[str]) -> None:
-    registry = get_registry()
+def _require_installed(
+    stored: StoredRouting, optimizer: str, name: str, trusted: Collection[str], registry: PluginRegistry
+) -> None:
     distribution = stored.plugins.get(optimizer)
     if not registry.has_optimizer(optimizer, listed=True):
         what = f"optimizer {optimizer!r}, which steps {name!r} in {stored.name},"

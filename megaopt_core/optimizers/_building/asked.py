@@ -23,7 +23,7 @@ from megaopt_core.params._names import shown
 from megaopt_core.params._roles import Doubt
 from megaopt_core.precision._choice import require_possible
 from megaopt_core.registry._catalogue import RESOLVER
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry
 from megaopt_core.reporting._unused_settings import unused_settings, warn_of_unused
 from megaopt_core.reporting._use import Use
 from megaopt_core.routing._routing import ParamRoute, Routing
@@ -78,6 +78,7 @@ def require_trainable(routing: Routing) -> None:
 
     Args:
         routing: what was routed.
+        registry: the plugins.
     """
     if routing.groups:
         return
@@ -94,18 +95,19 @@ def require_trainable(routing: Routing) -> None:
     raise ConfigurationError("there is nothing to train: the model has no parameters", setting="model")
 
 
-def require_known_roles(config: OptimizerConfig, routing: Routing) -> None:
+def require_known_roles(config: OptimizerConfig, routing: Routing, registry: PluginRegistry) -> None:
     """Warn where it is in doubt which parameters are matrices, if that matters to the optimizer that was asked for.
 
     Args:
         config: the run's configuration.
         routing: what was routed.
+        registry: the plugins.
 
     Raises:
         RoutingError: the optimizer is for matrices, and steps nothing on any rank, though no override wants it so here.
     """
     name = config.optimizer
-    if get_registry().optimizer(name).accepts is None:
+    if registry.optimizer(name).accepts is None:
         return
     weights = {
         param: entry
@@ -156,14 +158,14 @@ def _first_reasons(entries: Mapping[str, ParamRoute]) -> str:
     return f"{shown(list(entries), 3)} ({first.decision.reason})"
 
 
-def require_supported(config: OptimizerConfig, routing: Routing) -> None:
+def require_supported(config: OptimizerConfig, routing: Routing, registry: PluginRegistry) -> None:
     """Raise if a setting is on that nothing in use acts on.
 
     Args:
         config: the run's configuration.
         routing: which optimizers and strategies are in use.
+        registry: the plugins.
     """
-    registry = get_registry()
     require_possible(
         config, {child.optimizer: registry.optimizer(child.optimizer) for child in routing.children}
     )
@@ -177,15 +179,15 @@ def require_supported(config: OptimizerConfig, routing: Routing) -> None:
                 why=f"has no effect with the sharding strategy {', '.join(map(repr, used))}, which gathers "
                 "no parameters; leave it out, or choose a strategy that overlaps",
             )
-    _require_peers_possible(config, routing)
+    _require_peers_possible(config, routing, registry)
 
 
-def _require_peers_possible(config: OptimizerConfig, routing: Routing) -> None:
+def _require_peers_possible(config: OptimizerConfig, routing: Routing, registry: PluginRegistry) -> None:
     """Raise if peers are asked for where no strategy gives any, or no optimizer takes any."""
     asked = config.peers_per_matrix
     if asked is None:
         return
-    registry, setting = get_registry(), "peers_per_matrix"
+    setting = "peers_per_matrix"
     giving = [
         child for child in routing.children if setting in registry.strategy(child.strategy).supported_settings
     ]
@@ -235,16 +237,19 @@ def unused(
     return unused
 
 
-def dtypes_refused(routing: Routing, children: Sequence[MegatronOptimizer]) -> dict[str, str]:
+def dtypes_refused(
+    routing: Routing, children: Sequence[MegatronOptimizer], registry: PluginRegistry
+) -> dict[str, str]:
     """Return the settings of state dtypes that single states do not take, with the names of these.
 
     Args:
         routing: which optimizers are in use.
         children: what was built, in its order.
+        registry: the plugins.
     """
     found: dict[str, list[str]] = {}
     for asked, child in zip(routing.children, children, strict=True):
-        settings = get_registry().optimizer(asked.optimizer).state_dtype_settings
+        settings = registry.optimizer(asked.optimizer).state_dtype_settings
         for part in child.parts:
             for index, key in part.precision.kept_as_they_are():
                 name = part.pieces[index].spec.members[0][1].name
@@ -255,14 +260,16 @@ def dtypes_refused(routing: Routing, children: Sequence[MegatronOptimizer]) -> d
     }
 
 
-def refusal(routing: Routing, params: Mapping[str, torch.nn.Parameter]) -> ShardingError | None:
+def refusal(
+    routing: Routing, params: Mapping[str, torch.nn.Parameter], registry: PluginRegistry
+) -> ShardingError | None:
     """Return why a strategy cannot take one of this rank's parameters; other ranks may hold none like it.
 
     Args:
         routing: which strategy each is given to.
         params: this rank's parameters by name.
+        registry: the plugins.
     """
-    registry = get_registry()
     for name, param in params.items():
         entry = routing.params[name]
         with registry.blaming("strategy", entry.strategy):

@@ -26,7 +26,6 @@ from megaopt_core.params._parts import local_tensor
 from megaopt_core.params._shards import RankCoordinates
 from megaopt_core.params._specs import ParamInfo, PeerGroup
 from megaopt_core.precision._choice import precision_policy
-from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._attached import duplicated, require_attached, require_sharded_params
 from megaopt_core.sharding._layout import Peers, World
 from megaopt_core.sharding._live_model import LiveModel, Piece
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.parallel._groups import ProcessGroupCollection
+    from megaopt_core.registry._registry import PluginRegistry
     from megaopt_core.routing._groups import ChildSpec
     from megaopt_core.routing._routing import NameMap, Routing
 
@@ -56,6 +56,7 @@ class ChildBuilder:
         pgs: the process groups.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         scaler: the loss scaler of all.
+        registry: the plugins.
     """
 
     config: OptimizerConfig
@@ -63,6 +64,7 @@ class ChildBuilder:
     pgs: ProcessGroupCollection
     fqn: NameMap | None
     scaler: MegatronGradScaler | None
+    registry: PluginRegistry
 
     def live(self, routing: Routing) -> tuple[LiveModel, dict[str, tuple[torch.nn.Parameter, ...]]]:
         """Return this rank's routed parameters as they are now, and the twins of those that have any.
@@ -116,15 +118,15 @@ class ChildBuilder:
         Raises:
             MegaoptError: it cannot be built so.
         """
-        entry = get_registry().optimizer(child.optimizer)
+        entry = self.registry.optimizer(child.optimizer)
         if self.config.fp16 and not entry.supports_fp16:
             raise ConfigurationError(
                 f"fp16=True, but {child.optimizer!r} declares no support for fp16; use bf16=True",
                 setting="fp16",
                 value=True,
             )
-        strategy = get_registry().strategy(child.strategy)
-        with get_registry().blaming("strategy", child.strategy):
+        strategy = self.registry.strategy(child.strategy)
+        with self.registry.blaming("strategy", child.strategy):
             sharded = strategy.attach(layout, model, self.pgs, child.groups, is_expert=child.is_expert)
         require_sharded_params(sharded, child.strategy)
         specs = {name: entry.spec for name, entry in routing.params.items()}
@@ -147,7 +149,7 @@ class ChildBuilder:
             own = list(routing.names_of(index))
             public.append({"params": [model.params[name] for name in own], "param_names": own, **values})
             private.append({"params": tensors, **values})
-        with get_registry().blaming("optimizer", child.optimizer):
+        with self.registry.blaming("optimizer", child.optimizer):
             inner = build_inner(entry, private, self.config, model.chunks, self.pgs, dict(child.settings))
             split = exchanged_step(entry, child.optimizer, self.config, inner, precision, sharded, stepped)
             if split is None:

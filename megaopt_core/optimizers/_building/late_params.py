@@ -20,7 +20,6 @@ from megaopt_core.params._names import NamedParam, named_params, shown
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._parts import is_dtensor
 from megaopt_core.plugin_api._observers import Change
-from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import ChildSpec
 from megaopt_core.routing._route import route_added
 from megaopt_core.routing._routing import Routing
@@ -266,7 +265,7 @@ class LateParams:
                     add_to(owner.parts[0], group, where, entry.param, infos[name], counting)
                     owner.names = {**owner.names, entry.param: name}
             if any(entry.param in owner.names for entry in added.values()):
-                init_state = get_registry().optimizer(child.optimizer).init_state_fn
+                init_state = self.builder.registry.optimizer(child.optimizer).init_state_fn
                 init_added(owner.parts[0], init_state, self.builder.config)
         for child in routing.children[built:]:
             made = self._build(routing, child)
@@ -276,7 +275,9 @@ class LateParams:
     def _build(self, routing: Routing, child: ChildSpec) -> MegatronOptimizer:
         """Return an optimizer that nothing steps yet."""
         specs = [entry.spec for entry in routing.params.values() if entry.spec.group in child.groups]
-        layout = get_registry().strategy(child.strategy).layout(specs, World(routing.axes), LayoutOptions())
+        layout = self.builder.registry.strategy(child.strategy).layout(
+            specs, World(routing.axes), LayoutOptions()
+        )
         return self.builder.build(child, routing, *self.builder.live(routing), layout, {})
 
     def _finish(

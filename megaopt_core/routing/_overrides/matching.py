@@ -19,7 +19,7 @@ from megaopt_core.params._overrides import (
 )
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.registry._catalogue import ROLE_READER
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry
 from megaopt_core.routing._overrides.from_config import STANDARD_KEYS
 
 __all__ = ["STANDARD", "Match", "OverrideSet", "SourcedOverride", "raise_unmatched"]
@@ -129,12 +129,13 @@ class OverrideSet:
         origin = {key: str(entry) for entry in reversed(found) for key in entry.override}
         return Match(override, tuple(reasons), origin)
 
-    def require_read(self, name: str, decision: RoleDecision) -> None:
+    def require_read(self, name: str, decision: RoleDecision, registry: PluginRegistry) -> None:
         """Raise when an override asks for roles and nothing has read what a parameter's role is.
 
         Args:
             name: the parameter's name.
             decision: what the core takes it for.
+            registry: the plugins.
 
         Raises:
             PluginNotInstalledError: it would be element-wise only because no reader of models is installed.
@@ -144,7 +145,7 @@ class OverrideSet:
         asking = next((entry for entry in self.entries if entry.key.role), None) if decision.unread else None
         if asking is not None:
             what = f"{asking} asks for roles, and the role of {name!r} is in doubt: the reader of roles"
-            error: MegaoptError | None = get_registry().absent_plugin(what, name, ROLE_READER)
+            error: MegaoptError | None = registry.absent_plugin(what, name, ROLE_READER)
             if error is None:
                 error = RoutingError(f"{what} comes with {ROLE_READER}, which has not read it", names=[name])
             error.args = (f"{error} (or settle the role by an attribute of the parameter: matrix_view=...)",)

@@ -19,7 +19,7 @@ from megaopt_core.errors import MegaoptError, OverrideError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import OVERRIDE_FIELDS
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._registry import PluginRegistry
 from megaopt_core.routing._overrides.matching import Match
 
 __all__ = ["OverrideSettings"]
@@ -45,11 +45,13 @@ class OverrideSettings:
         config: the run's configuration.
         chunks: the model chunks, which some entries look at.
         pgs: the process groups, which some entries look at.
+        registry: the plugins.
     """
 
     config: OptimizerConfig
     chunks: Sequence[torch.nn.Module]
     pgs: ProcessGroupCollection
+    registry: PluginRegistry
     _known: dict[str, _Known] = field(factory=dict)
 
     def split(
@@ -74,7 +76,7 @@ class OverrideSettings:
         for key in extra:
             if key not in known.defaults and key not in known.parameters:
                 allowed = sorted({*OVERRIDE_FIELDS, "lr", *known.defaults, *known.parameters})
-                advice = get_registry().advice_on(key, allowed, name, kind="override")
+                advice = self.registry.advice_on(key, allowed, name, kind="override")
                 raise OverrideError(
                     f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}"
                     f"{advice}{'' if advice.endswith('?') else '.'} Allowed are {', '.join(allowed)}",
@@ -87,7 +89,7 @@ class OverrideSettings:
 
     def _known_of(self, name: str, entry: OptimizerEntry) -> _Known:
         if name not in self._known:
-            with get_registry().blaming("optimizer", name):
+            with self.registry.blaming("optimizer", name):
                 kwargs = constructor_kwargs(entry, self.config, self.chunks, self.pgs)
                 defaults = constructor_defaults(entry, kwargs)
                 parameters = frozenset(constructor_parameters(entry.load_class()))

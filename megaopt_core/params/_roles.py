@@ -123,8 +123,8 @@ class RoleDecision:
             doubt: what is doubtful; a doubt about the role is never weakened to one about the layout.
 
         Example:
-            >>> RoleDecision.matrix("weight of Linear").doubted("nothing takes its product").reason
-            'weight of Linear; nothing takes its product'
+            >>> RoleDecision.matrix("weight of Linear").doubted("no layer takes its output").reason
+            'weight of Linear; no layer takes its output'
         """
         reason = f"{self.reason}; {why}" if why else self.reason
         kept = Doubt.ROLE if Doubt.ROLE in (self.doubt, doubt) else doubt

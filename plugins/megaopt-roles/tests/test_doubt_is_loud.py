@@ -61,7 +61,7 @@ def test_a_batch_leaves_no_doubt():
         *(f"blocks.{n}.{layer}.weight" for n in (0, 1) for layer in ("up", "down")),
         "bare",
     }
-    assert rows["blocks.1.down.weight"].reason == "its product returns to the stream"
+    assert rows["blocks.1.down.weight"].reason == "its output is added to the residual stream"
 
 
 def test_a_forward_that_raises_keeps_its_reason():

@@ -119,7 +119,7 @@ class Conventions:
             if len(shape) == 2 and _FACTOR.search(name):
                 return RoleDecision.matrix("a low-rank factor of a hidden layer")
         elif 1 in shape if len(shape) == 2 else shape[0] == 1 and len(shape) in (3, 4):
-            return RoleDecision.elementwise("a side of one")
+            return RoleDecision.elementwise("one of its dimensions is 1")
         if len(shape) == 2 and (_TABLE_NAME.search(attribute) or attribute in ("A_log", "D")):
             return RoleDecision.elementwise(f"{attribute}: the name of a table, token, bias or gain")
         why = f"{attribute} of {type(module).__name__}: no convention says how it is used"

@@ -11,7 +11,7 @@ from megaopt_roles.watch import Met, Notes, Use
 __all__ = ["verdict", "with_view"]
 
 
-_UNSEEN = "which matrices lie inside was not seen"
+_UNSEEN = "the matrices inside it were not seen"
 _FEW = 4
 """Features that no hidden layer gives so few of, but boxes and colours do."""
 
@@ -66,7 +66,9 @@ def with_view(entry: NamedParam, found: RoleDecision, notes: Notes) -> RoleDecis
 
 def _parts(view: MatrixView | None) -> str:
     return (
-        f"; {len(view.split_sizes)} parts of its product are used apart" if view and view.split_sizes else ""
+        f"; {len(view.split_sizes)} parts of its output are used separately"
+        if view and view.split_sizes
+        else ""
     )
 
 
@@ -88,7 +90,7 @@ def verdict(entry: NamedParam, notes: Notes, base: MatrixView | None = None) -> 
         return RoleDecision.embedding(f"{Use.INDEXED}{seen.at(Use.INDEXED)}")
     if not uses & {Use.CONTRACTED, Use.ATTENDED} or (Use.CONTRACTED not in uses and base is None):
         use = next((use for use in (Use.DEPTHWISE, Use.ATTENDED, Use.ROWS, Use.ENTRIES) if use in uses), None)
-        return RoleDecision.elementwise(f"{use}{seen.at(use)}" if use else "no product sums over it")
+        return RoleDecision.elementwise(f"{use}{seen.at(use)}" if use else "no matrix product uses it")
     if base is None and (tables := uses & {Use.PICKED, Use.SCORING}) and len(shape) == 2:
         return RoleDecision.elementwise(f"a table: {min(tables)}{seen.at(min(tables))}")
     if base is None and ((Use.EXPANDED in uses and shape[0] == 1) or Use.ATTENDED in uses):
@@ -101,7 +103,7 @@ def verdict(entry: NamedParam, notes: Notes, base: MatrixView | None = None) -> 
         product.ins or product.outs for key in seen.keys for product in notes.products.get(key, ())
     ):
         return RoleDecision.elementwise(
-            "something fixed takes its rows, and the result is an activation"
+            "a fixed tensor picks its rows, and the result is an activation"
         ).doubted()
     return _contracted(entry, seen, uses, base)
 
@@ -111,26 +113,32 @@ def _contracted(entry: NamedParam, seen: _Seen, uses: set[Use], base: MatrixView
     notes, shape = seen.notes, tuple(entry.param.shape)
     projected, adding = notes.consumed & seen.keys, notes.adding & seen.keys
     view = seen.view(entry, base)
-    where = "its product returns to the stream" if adding else "a product takes what it makes"
+    where = "its output is added to the residual stream" if adding else "its output feeds a product"
     where += seen.at("adding" if adding else "consumed")
     hidden = RoleDecision.matrix(f"{where}{_parts(view)}", view or base or MatrixView())
     if view is None:
         hidden = hidden.doubted(_UNSEEN, Doubt.LAYOUT)
     ended = {met for key, met in notes.ends if key in seen.keys}
     if uses & {Use.ENTRIES, Use.SUMMED}:
-        mixed = RoleDecision.elementwise("a product sums over it, and it is used by entries")
+        mixed = RoleDecision.elementwise("it is used both in a product and entry by entry")
         return (hidden if projected else mixed).doubted()
     if adding:
         few = len(shape) == 2 and shape[0] <= _FEW and Met.DIRECT in ended
-        return hidden.doubted("it gives few features, and the model returns them, too") if few else hidden
+        return (
+            hidden.doubted("its output has few features, and the model also returns them") if few else hidden
+        )
     if projected:
         returned = ended & {Met.DIRECT, Met.GATED} and notes.direct & seen.keys
-        return hidden.doubted("the model returns its product, too") if returned else hidden
+        return hidden.doubted("the model also returns its output") if returned else hidden
     if ended and ended <= {Met.SCALED}:
-        return evolve(hidden, reason="only a norm stands between its product and the output").doubted()
+        return evolve(hidden, reason="only a norm stands between its output and the model's output").doubted()
     if ended:
-        head = RoleDecision.output("its product is the output: nothing takes it")
+        head = RoleDecision.output("its output is the model's output: no layer takes it")
         if len(shape) == 2 and shape[0] == shape[1]:
-            return head.doubted("it is as wide as what it takes: it may be hidden in a larger model")
-        return head if ended & {Met.DIRECT, Met.SCORED} else head.doubted("it meets what others made")
-    return evolve(hidden, reason="nothing takes its product").doubted()
+            return head.doubted("its input and output are equally wide: it may be hidden in a larger model")
+        return (
+            head
+            if ended & {Met.DIRECT, Met.SCORED}
+            else head.doubted("the model combines its output with other outputs")
+        )
+    return evolve(hidden, reason="no layer takes its output").doubted()

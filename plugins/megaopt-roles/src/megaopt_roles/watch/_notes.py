@@ -19,17 +19,17 @@ class Use(StrEnum):
 
     CONTRACTED = "a product sums over it"
     INDEXED = "ids index it"
-    ENTRIES = "it meets activations entry by entry"
-    DEPTHWISE = "it filters every channel by itself"
-    MIXED = "something fixed mixes its rows"
+    ENTRIES = "it is combined with activations entry by entry"
+    DEPTHWISE = "it filters each channel separately"
+    MIXED = "a fixed tensor mixes its rows"
     PICKED = "a fixed index picks its rows"
     SCORING = "its product is added to scores before a softmax"
-    UNKNOWN = "an operator takes it that is not torch's own"
+    UNKNOWN = "an operator from outside torch takes it"
     ROWS = "a layer takes its rows"
     EXPANDED = "it is repeated for every example"
     ATTENDED = "a softmax weighs its rows"
     CHOSEN = "a softmax chooses among its rows"
-    SUMMED = "it is summed by hand after a product by entries"
+    SUMMED = "an entry-wise product with it is summed by hand"
 
 
 class Contraction(NamedTuple):

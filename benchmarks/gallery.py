@@ -185,6 +185,7 @@ def directory() -> str:
 HOOKS = {
     "megaopt_annotate_params": "reads models",
     "megaopt_resolve_optimizer": "any class by its name",
+    "megaopt_learn_state": "learns the states of classes",
     "megaopt_after_step": "writes after steps",
     "megaopt_step_observers": "watches steps",
     "megaopt_step_runner": "place of states and steps",

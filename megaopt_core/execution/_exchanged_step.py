@@ -11,7 +11,6 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core.errors import PluginError, ShardingError
-from megaopt_core.execution._init_state import probe_state
 from megaopt_core.execution._inner import global_hooks_suspended, run_inner
 from megaopt_core.execution._placeholders import (
     StatePlaceholder,
@@ -124,7 +123,11 @@ class ExchangedStep:
 
     def init_state(self) -> None:
         """Put placeholders where the first step will make state: of slices, and of whole tensors with their owners."""
-        run_inner(self.precision, self.inner, lambda: probe_state(self.inner, self.split))
+
+        def make() -> None:
+            self.split.init_state([param for group in self.inner.param_groups for param in group["params"]])
+
+        run_inner(self.precision, self.inner, make)
         put_placeholders(self.inner)
         if isinstance(self.split, StatefulSplitStep):
             owned = list(self.exchange.owned)

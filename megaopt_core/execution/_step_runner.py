@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import PluginError, UnsupportedOperationError
-from megaopt_core.execution._init_state import probe_state
 from megaopt_core.execution._inner import run_inner
 from megaopt_core.execution._inner_part import InnerPart
+from megaopt_core.execution._learned_state import learned_state
 from megaopt_core.execution._memory_order import MemoryOrder
 from megaopt_core.execution._placeholders import StatePlaceholder, put_placeholders
 from megaopt_core.execution._stages import stage
@@ -75,14 +75,13 @@ class StepRunner:
             inner: the inner optimizer.
             precision: gives the tensors their memory.
             stepped: the tensor that is stepped for each piece.
-            init_state_fn: what makes the state, or what it is declared to be; None: a step on zero gradients tells
-                which state there will be. Where it is declared or learned, placeholders of that kind can be loaded
-                into, and the first step makes the state itself. State that the class made when it was constructed
-                stays as it is.
+            init_state_fn: what makes the state, or what it is declared to be; None: a plugin learns it. Where it is
+                declared or learned, placeholders of that kind can be loaded into, and the first step makes the state
+                itself. State that the class made when it was constructed stays as it is.
             config: the run's configuration.
 
         Raises:
-            PluginError: there is no `init_state_fn` and the optimizer's step needs a closure.
+            PluginNotInstalledError: there is no `init_state_fn`, and no plugin learns it.
         """
         if init_state_fn is not None and not isinstance(init_state_fn, DeclaredState):
             run_inner(precision, inner, lambda: init_state_fn(inner, config))
@@ -92,8 +91,8 @@ class StepRunner:
                 for param, state in inner.state.items()
                 if state and not isinstance(state, StatePlaceholder)
             }
-            make = probe_state if init_state_fn is None else init_state_fn
-            run_inner(precision, inner, lambda: make(inner))
+            make = learned_state(inner) if init_state_fn is None else init_state_fn
+            run_inner(precision, inner, lambda: make(inner, config))
             put_placeholders(inner)
             inner.state.update(constructed)
 

@@ -130,8 +130,7 @@ class OptimizerEntry:
         optimizer_cls: a `torch.optim.Optimizer` subclass, or `"module:Class"`, which is imported when an optimizer is
             built: listing entries imports no algorithm.
         init_state_fn: `(optimizer, config=None)`; makes the state of every parameter without a gradient and without
-            moving a parameter. None: one step on zero gradients, which is undone, tells which state there will be;
-            zeros of that kind can be loaded into, and the first real step makes the state.
+            moving a parameter. None: `state` declares it, or megaopt-bridge learns it where an optimizer is built.
         state: state key to what the state is, in place of `init_state_fn`: `"param"`, like the parameter; `"scalar"`, a
             tensor with one number; `"number"`, one of Python; or a shape. Zeros of that kind can be loaded into, and
             the first step makes the state. `{}`: there is none. None: it is learned, as above.

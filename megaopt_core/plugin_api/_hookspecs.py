@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from megaopt_core.params._views import MatrixView
     from megaopt_core.plugin_api._after_step import AfterStep
     from megaopt_core.plugin_api._commands import Commands
-    from megaopt_core.plugin_api._entries import OptimizerEntry
+    from megaopt_core.plugin_api._entries import InitState, OptimizerEntry
     from megaopt_core.plugin_api._observers import StepObserver
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
     from megaopt_core.plugin_api._shared_state import SharedState
@@ -41,6 +41,7 @@ __all__ = [
     "megaopt_after_step",
     "megaopt_annotate_params",
     "megaopt_commands",
+    "megaopt_learn_state",
     "megaopt_optimizer_entries",
     "megaopt_param_overrides",
     "megaopt_precision_policies",
@@ -81,6 +82,22 @@ def megaopt_resolve_optimizer(name: str) -> OptimizerEntry | None:
 
     Returns:
         Its entry, always the same one for the same name; None: the plugin does not know the name.
+    """
+
+
+@hookspec
+def megaopt_learn_state(optimizer: torch.optim.Optimizer) -> InitState | None:
+    """Learn which state an optimizer will make, where its entry does not tell it.
+
+    Asked for an inner optimizer whose entry has neither `init_state_fn` nor `state`, and for one that is wrapped by
+    hand without an `init_state_fn`. The first plugin that answers is taken.
+
+    Args:
+        optimizer: has not stepped yet.
+
+    Returns:
+        `(optimizer, config)`; gives parameters state of the keys, shapes and dtypes that their first step will make.
+        Its values are of no use: the first step makes the state. None: the plugin does not learn it.
     """
 
 

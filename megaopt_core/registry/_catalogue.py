@@ -22,6 +22,7 @@ __all__ = [
     "RESOLVER",
     "ROLE_READER",
     "SETTING_PREFIXES",
+    "STATE_LEARNER",
     "STEP_RUNNER",
     "TOOLS",
     "deprecated_alias",
@@ -50,6 +51,9 @@ TOOLS = "megaopt-tools"
 
 RESOLVER = "megaopt-bridge"
 """The distribution that resolves names such as `torch:NAdam`."""
+
+STATE_LEARNER = RESOLVER
+"""The distribution that learns the state of classes that no entry describes."""
 
 PRECISION_AWARE = "precision_aware"
 """The policy that `use_precision_aware_optimizer=True` asks for."""

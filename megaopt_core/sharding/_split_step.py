@@ -21,6 +21,13 @@ class SplitStep(Protocol):
     check `split_step` of the conformance kit proves both.
     """
 
+    def init_state(self, params: Sequence[torch.Tensor]) -> None:
+        """Make the state that `local_updates` makes where there is none yet, and change nothing else.
+
+        Args:
+            params: tensors of the inner optimizer's groups, as `local_updates` is given them.
+        """
+
     def local_updates(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return what is to be transformed: everything of a step that is element-wise and comes before.
 

@@ -11,7 +11,7 @@ PLUGINS = Path(__file__).parents[2] / "plugins"
 EVERY = {folder.parent.name.removeprefix("megaopt-") for folder in PLUGINS.glob("megaopt-*/tests")}
 
 # Of a real trainer's environment.
-TRAINERS = EVERY - {"bridge", "device", "tools"}
+TRAINERS = EVERY - {"device", "tools"}
 
 # What users install together; their environments hold what the metadata ask for and nothing else.
 PAIRS = {
@@ -85,7 +85,7 @@ def test_only_the_plugins_of_the_environment_are_installed() -> None:
     installed = {point.name: point.dist.name for point in entry_points(group="megaopt") if point.dist}
     expected = {"core", *COMBOS[_combo()]}
     expected |= (
-        {"checkpoint", "guards", "lowbit"} if "testing" in expected else set()
+        {"bridge", "checkpoint", "guards", "lowbit"} if "testing" in expected else set()
     )  # the kit requires them
     assert installed == {name: f"megaopt-{name}" for name in expected}
     asked = {line for name in installed.values() for line in requires(name) or () if "extra ==" not in line}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import megaopt_core
-from megaopt_core import build_optimizer
+from megaopt_core import FP32Optimizer, OptimizerConfig, build_optimizer
 from megaopt_core.errors import MegaoptError
 
 HERE = re.sub(r"^py\d+-", "", os.environ.get("MEGAOPT_COMBO", ""))
@@ -24,6 +24,11 @@ def made(dtype: torch.dtype = torch.float32, **settings: Any) -> tuple[nn.Module
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 16)).to(dtype)
     example = torch.zeros(1, 1, dtype=torch.long)
     return model, build_optimizer(model, **{"optimizer": "muon", "lr": 1e-2, "example": example, **settings})
+
+
+def wrapped() -> Any:
+    """Wrap a class that no entry describes."""
+    return FP32Optimizer(torch.optim.NAdam(nn.Linear(2, 2).parameters()), OptimizerConfig())
 
 
 def checkpoint_state() -> Any:
@@ -65,6 +70,7 @@ def test_a_state_dict_resumes_a_run_in_mixed_precision() -> None:
         (lambda: made(sharding="fsdp"), "megaopt-fsdp"),
         (lambda: made(optimizer_cpu_offload=True, optimizer_offload_fraction=1.0), "megaopt-device"),
         (lambda: made(torch.bfloat16, bf16=True, use_precision_aware_optimizer=True), "megaopt-lowbit"),
+        (wrapped, "megaopt-bridge"),
         (checkpoint_state, "megaopt-checkpoint"),
         (lambda: megaopt_core.save_checkpoint, "megaopt-checkpoint"),
     ],

@@ -86,7 +86,7 @@ def test_the_optimizer_is_found_and_described(project: Path, installed: dict[str
     assert ("signum", "megaopt-signum", "0.1.0") in found
     described = _run(_megaopt("describe", "signum"), installed, project)
     assert "signum_beta" in described
-    assert "decay rate of the momentum" in described
+    assert "decay rate of momentum" in described
 
 
 def test_check_plugin_passes(project: Path, installed: dict[str, str]) -> None:

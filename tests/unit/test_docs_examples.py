@@ -179,6 +179,14 @@ def test_every_plugin_of_the_documentation_trains_and_resumes(block: str, tmp_pa
             made.parts[0].runner = module.megaopt_step_runner(made.config, entry, "mine")
             _train(model, made, range(1))
             assert capsys.readouterr().out == f"{len(list(model.parameters()))} tensors are stepped\n"
+        if hasattr(module, "megaopt_learn_state"):
+            model = torch.nn.Linear(3, 2, bias=False)
+            assert module.megaopt_learn_state(torch.optim.SGD(model.parameters(), lr=0.1)) is None
+            inner = torch.optim.Muon(model.parameters())
+            module.megaopt_learn_state(inner)(inner)
+            assert {key: value.shape for key, value in inner.state[model.weight].items()} == {
+                "momentum_buffer": (2, 3)
+            }
         if hasattr(module, "megaopt_process_groups"):
             model = Model()
             model.mesh_of_my_trainer = {"axis": None}
@@ -199,6 +207,7 @@ _HOOKS_WITHOUT_NAMES = (
     "megaopt_after_step",
     "megaopt_step_observers",
     "megaopt_step_runner",
+    "megaopt_learn_state",
     "megaopt_process_groups",
 )
 

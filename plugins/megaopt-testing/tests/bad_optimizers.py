@@ -577,6 +577,10 @@ class GoodSplit:
         groups = {id(param): group for group in self.inner.param_groups for param in group["params"]}
         return [(param, groups[id(param)]) for param in params]
 
+    def init_state(self, params: Any) -> None:
+        for param in params:
+            self.inner.momentum(param)
+
     def local_updates(self, params: Any) -> list[torch.Tensor]:
         updates = []
         for param, group in self._with_groups(params):
@@ -597,6 +601,14 @@ class TransformsOtherwise(GoodSplit):
 
     def transform(self, updates: Any, infos: Any) -> list[torch.Tensor]:
         return [1.5 * update.sign() for update in updates]
+
+
+class PromisesOtherState(GoodSplit):
+    """Makes state before the first step under another name than the step does."""
+
+    def init_state(self, params: Any) -> None:
+        for param in params:
+            self.inner.state[param]["velocity"] = torch.zeros_like(param)
 
 
 class Normalizes(Good):
@@ -743,6 +755,7 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     ),
     "jitters_on_plateaus": ("deterministic", _entry(JittersOnPlateaus)),
     "transforms_otherwise": ("split_step", _entry(Good, split_step=TransformsOtherwise)),
+    "promises_other_state": ("split_step", _entry(Good, split_step=PromisesOtherState)),
     "normalizes_slices": (
         "split_step",
         _entry(Normalizes, granularity="tensor", split_step=NormalizesSlices),

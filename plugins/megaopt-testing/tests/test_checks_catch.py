@@ -92,6 +92,7 @@ HELP = {
     "moves_parameters_at_build": "building it moves",
     "jitters_on_plateaus": "Draw random numbers from torch's default generator",
     "transforms_otherwise": "step() and its three parts over whole tensors differ",
+    "promises_other_state": "init_state makes other state of slices (row-major ranges) than local_updates",
     "normalizes_slices": "local_updates returns other updates for slices (row-major ranges) than for wholes",
     "goes_by_slices": "apply does something else to slices (row-major ranges)",
     "does_nothing": "a step with non-zero gradients leaves",

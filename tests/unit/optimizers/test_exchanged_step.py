@@ -42,13 +42,18 @@ class NormalizedSplit:
         groups = {id(param): group for group in self.inner.param_groups for param in group["params"]}
         return [(param, groups[id(param)]) for param in params]
 
+    def init_state(self, params: Any) -> None:
+        for param in params:
+            self.inner.state[param].setdefault("exp_avg", torch.zeros_like(param))
+
     def local_updates(self, params: Any) -> list[torch.Tensor]:
+        self.init_state(params)
         for group in self.inner.param_groups:
             group["steps"] += 1
         updates = []
         for param, group in self._groups(params):
             param.mul_(1 - group["lr"] * group["weight_decay"])
-            momentum = self.inner.state[param].setdefault("exp_avg", torch.zeros_like(param))
+            momentum = self.inner.state[param]["exp_avg"]
             updates.append(momentum.lerp_(param.grad, 1 - group["beta"]))
         return updates
 

@@ -33,10 +33,10 @@ class Settings:
 def megaopt_optimizer_entries():
     return {
         "plain": OptimizerEntry(
-            torch.optim.SGD, settings=Settings, setting_prefixes=("good",),
+            torch.optim.SGD, settings=Settings, setting_prefixes=("good",), state={"momentum_buffer": "param"},
             config_to_kwargs=lambda config, chunks, pgs: {"lr": config.lr, "momentum": config.good_beta},
         ),
-        "second": OptimizerEntry(torch.optim.Adagrad),
+        "second": OptimizerEntry(torch.optim.Adagrad, state={"step": "scalar", "sum": "param"}),
     }
 
 
@@ -396,7 +396,7 @@ def test_no_plugin_sees_what_another_does_to_the_configuration(plugins) -> None:
 
         @hookimpl
         def megaopt_optimizer_entries():
-            return {"meddling": OptimizerEntry(torch.optim.SGD, config_to_kwargs=kwargs)}
+            return {"meddling": OptimizerEntry(torch.optim.SGD, state={}, config_to_kwargs=kwargs)}
         """,
     )
     plugins.install(
@@ -421,7 +421,7 @@ def test_no_plugin_sees_what_another_does_to_the_configuration(plugins) -> None:
 MATRICES = """
 @hookimpl
 def megaopt_optimizer_entries():
-    return {"whole": OptimizerEntry(torch.optim.SGD, granularity="tensor")}
+    return {"whole": OptimizerEntry(torch.optim.SGD, state={}, granularity="tensor")}
 """
 
 
@@ -499,7 +499,7 @@ def test_a_contested_name_raises_in_a_build_and_leaves_others(plugins) -> None:
     plugins.install("good", GOOD)
     plugins.install(
         "other",
-        "@hookimpl\ndef megaopt_optimizer_entries(): return {'plain': OptimizerEntry(torch.optim.SGD)}",
+        "@hookimpl\ndef megaopt_optimizer_entries(): return {'plain': OptimizerEntry(torch.optim.SGD, state={})}",
     )
     plugins.registry()
     with pytest.raises(DuplicateNameError, match="optimizer 'plain'"):

@@ -39,7 +39,7 @@ def megaopt_resolve_optimizer(name):
 
 @cache
 def entry():
-    return OptimizerEntry(torch.optim.SGD, settings=Settings, setting_prefixes=("house_sgd",))
+    return OptimizerEntry(torch.optim.SGD, state={}, settings=Settings, setting_prefixes=("house_sgd",))
 """
 
 

@@ -23,7 +23,8 @@ PLACES = {
     "schedules": "@hookimpl\ndef megaopt_schedules():\n    {setting}\n    return {{}}",
     "overrides": "@hookimpl\ndef megaopt_param_overrides(config, model_chunks):\n    {setting}",
     "resolve": "@hookimpl\ndef megaopt_resolve_optimizer(name):\n    {setting}",
-    "class": "@hookimpl\ndef megaopt_optimizer_entries(): return {{'late': OptimizerEntry('late_module:Late')}}",
+    "class": "@hookimpl\n"
+    "def megaopt_optimizer_entries(): return {{'late': OptimizerEntry('late_module:Late', state={{}})}}",
 }
 """Where a plugin sets them."""
 
@@ -31,7 +32,7 @@ WARNS = """
 import warnings
 
 @hookimpl
-def megaopt_optimizer_entries(): return {"plain": OptimizerEntry(torch.optim.SGD)}
+def megaopt_optimizer_entries(): return {"plain": OptimizerEntry(torch.optim.SGD, state={})}
 
 @hookimpl
 def megaopt_process_groups(model_chunks):

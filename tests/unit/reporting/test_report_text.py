@@ -19,8 +19,8 @@ def matrices_only(spec, view):
 @hookimpl
 def megaopt_optimizer_entries():
     return {
-        "plain": OptimizerEntry(torch.optim.SGD),
-        "matrix": OptimizerEntry(torch.optim.SGD, accepts=matrices_only, fallback="plain"),
+        "plain": OptimizerEntry(torch.optim.SGD, state={}),
+        "matrix": OptimizerEntry(torch.optim.SGD, state={}, accepts=matrices_only, fallback="plain"),
     }
 """
 

@@ -170,8 +170,8 @@ def accepts(spec, view):
 @hookimpl
 def megaopt_optimizer_entries():
     return {
-        "plain": OptimizerEntry(torch.optim.SGD),
-        "of_matrices": OptimizerEntry(torch.optim.SGD, accepts=accepts, fallback="plain"),
+        "plain": OptimizerEntry(torch.optim.SGD, state={}),
+        "of_matrices": OptimizerEntry(torch.optim.SGD, state={}, accepts=accepts, fallback="plain"),
     }
 """
 

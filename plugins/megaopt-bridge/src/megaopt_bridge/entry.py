@@ -13,6 +13,7 @@ import torch
 from attrs import evolve, frozen
 
 from megaopt_bridge.arguments import Argument, arguments_of
+from megaopt_bridge.initial_state import needs_closure
 from megaopt_bridge.names import SOURCES, BridgedName
 from megaopt_bridge.notes import param_notes
 from megaopt_bridge.prepared import prepared
@@ -152,8 +153,7 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
         raise _refusal(
             name, f"its constructor needs {', '.join(map(repr, missing))}, which megaopt cannot give"
         )
-    closure = inspect.signature(cls.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if needs_closure(cls):
         raise _refusal(name, "its step needs a closure: it evaluates the model several times a step")
     made = prepared(cls, {}, recipe.groups)
     settings = settings_class(made, arguments, recipe.always)

@@ -73,6 +73,16 @@ class OrthogonalizedSplit:
         ]
         return f"it has its own {', '.join(own)}, which may see whole tensors" if own else None
 
+    def init_state(self, params: Sequence[torch.Tensor]) -> None:
+        """Make the state of slices, as the class makes it.
+
+        Args:
+            params: slices.
+        """
+        with _holding(self.inner, params):
+            for group in self.inner.param_groups:
+                self.inner._init_group(group, skip_non_grad_params=False)
+
     def local_updates(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return what the class would orthogonalize.
 

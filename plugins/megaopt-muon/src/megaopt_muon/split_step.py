@@ -32,6 +32,16 @@ class MuonSplit:
     def __init__(self, inner: TensorParallelMuon) -> None:
         self.inner = inner
 
+    def init_state(self, params: Sequence[torch.Tensor]) -> None:
+        """Make the momentum of slices that have elements.
+
+        Args:
+            params: slices.
+        """
+        for param in params:
+            if param.numel():
+                self._momentum(param)
+
     def local_updates(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Decay the parameters, update their momentum, and return it, with Nesterov one step ahead.
 

@@ -77,15 +77,25 @@ class SplitProbe:
         found = {id(param): group for group in self.inner.param_groups for param in group["params"]}
         return [found[id(param)] for param in params]
 
+    def init_state(self, params: Sequence[torch.Tensor]) -> None:
+        """Make momentum.
+
+        Args:
+            params: slices.
+        """
+        for param in params:
+            self.inner.state[param].setdefault("momentum", torch.zeros_like(param))
+
     def local_updates(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Decay, and return momentum.
 
         Args:
             params: slices with gradients.
         """
+        self.init_state(params)
         updates = []
         for param, group in zip(params, self._groups(params), strict=True):
-            momentum = self.inner.state[param].setdefault("momentum", torch.zeros_like(param))
+            momentum = self.inner.state[param]["momentum"]
             momentum.lerp_(param.grad, 0.1)
             param.mul_(1 - group["lr"] * group["weight_decay"])
             updates.append(momentum)
@@ -111,6 +121,8 @@ class SplitProbe:
             param.sub_(update, alpha=group["lr"])
 
 
+_STATE = {"momentum": "param"}
+
 PROBES: Mapping[str, Granularity] = {
     "kit_elements": Granularity.ELEMENT,
     "kit_tensors": Granularity.TENSOR,
@@ -127,6 +139,8 @@ class ProbePlugin:
     def megaopt_optimizer_entries(self) -> Mapping[str, OptimizerEntry]:
         """Offer both."""
         return {
-            "kit_elements": OptimizerEntry(Probe),
-            "kit_tensors": OptimizerEntry(WholeProbe, granularity=Granularity.TENSOR, split_step=SplitProbe),
+            "kit_elements": OptimizerEntry(Probe, state=_STATE),
+            "kit_tensors": OptimizerEntry(
+                WholeProbe, state=_STATE, granularity=Granularity.TENSOR, split_step=SplitProbe
+            ),
         }

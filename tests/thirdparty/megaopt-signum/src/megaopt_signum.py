@@ -8,6 +8,7 @@ from megaopt_core.config import between
 
 megaopt_api = "1"
 ABOUT = "every weight moves by the learning rate, against the sign of its momentum"
+STATE = {"momentum": "param"}
 
 
 class Signum(torch.optim.Optimizer):
@@ -26,13 +27,13 @@ class Signum(torch.optim.Optimizer):
 
 @frozen
 class SignumSettings:
-    beta: float = field(
-        default=0.9, validator=between(0.0, 1.0), metadata={"help": "decay rate of the momentum"}
-    )
+    beta: float = field(default=0.9, validator=between(0.0, 1.0), metadata={"help": "decay rate of momentum"})
 
 
 @hookimpl
 def megaopt_optimizer_entries():
     """Offer `signum`."""
-    entry = OptimizerEntry(Signum, settings=SignumSettings, setting_prefixes=("signum",), description=ABOUT)
+    entry = OptimizerEntry(
+        Signum, settings=SignumSettings, setting_prefixes=("signum",), state=STATE, description=ABOUT
+    )
     return {"signum": entry}

@@ -16,7 +16,7 @@ from megaopt_core.plugin_api import OptimizerEntry
 from megaopt_core.registry import get_registry
 from megaopt_core.sharding import SplitStep, StatefulSplitStep
 from megaopt_testing.check import DoesNotApply
-from megaopt_testing.snapshot import same_bits
+from megaopt_testing.snapshot import layout, same_bits
 from megaopt_testing.trial import Trial, some
 
 __all__ = ["check_split_step", "requires_split_step"]
@@ -47,7 +47,7 @@ def check_split_step(optimizer: str, **settings: Any) -> None:
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: parameters, state or updates differ.
+        ConformanceError: parameters, state or updates differ, or `init_state` makes other state than a step.
     """
     trial = Trial(optimizer, settings)
     model = trial.model()
@@ -71,6 +71,13 @@ def check_split_step(optimizer: str, **settings: Any) -> None:
             by_itself.inner.step()
             updates = whole.local_updates(trial)
             parts = sliced.local_updates(trial)
+            if not step:
+                _require_equal(
+                    trial,
+                    make(cut).state_made(),
+                    sliced.layout(),
+                    f"init_state makes other state of slices ({what}) than local_updates",
+                )
             _require_equal(
                 trial,
                 updates,
@@ -175,6 +182,21 @@ class _Run:
             grad = torch.randn(cut.info.shape, generator=generator).to(cut.dtype)
             for view, piece in zip(cut.views, cut.slices, strict=True):
                 piece.grad = view(grad).clone()
+
+    @torch.no_grad()
+    def state_made(self) -> dict[str, str]:
+        """Return what `init_state` makes, which needs no gradient."""
+        self.split.init_state([piece for cut in self.cuts for piece in cut.slices])
+        return self.layout()
+
+    def layout(self) -> dict[str, str]:
+        """Return shapes and dtypes of the state of slices."""
+        states = [
+            (f"slice {number} of {cut.info.name}", self.inner.state.get(piece, {}))
+            for cut in self.cuts
+            for number, piece in enumerate(cut.slices)
+        ]
+        return layout({f"{key} of {what}": value for what, state in states for key, value in state.items()})
 
     @torch.no_grad()
     def local_updates(self, trial: Trial) -> dict[str, torch.Tensor]:

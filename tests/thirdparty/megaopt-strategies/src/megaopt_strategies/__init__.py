@@ -22,5 +22,5 @@ def megaopt_sharding_strategies() -> dict[str, ShardingStrategy]:
 def megaopt_optimizer_entries() -> dict[str, OptimizerEntry]:
     """Offer an optimizer of whole tensors that several ranks may step together."""
     about = "every tensor moves by the learning rate, against its gradient"
-    entry = OptimizerEntry(NormedSGD, granularity="tensor", supports_peers=True, description=about)
+    entry = OptimizerEntry(NormedSGD, state={}, granularity="tensor", supports_peers=True, description=about)
     return {"normed_sgd": entry}

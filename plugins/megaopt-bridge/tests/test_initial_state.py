@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from megaopt_bridge.initial_state import Copies
 from torch import nn
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig, build_optimizer
 from megaopt_core.errors import StateDictError
-from megaopt_core.execution._init_state import Copies
 from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = pytest.mark.any_python
@@ -44,6 +44,29 @@ TABLE = [
 ]
 PECULIAR = [entry for entry in TABLE if entry.id in ("Adam-0", "ASGD-1", "NAdam-1", "Rprop-0", "SGD-2")]
 """Those whose first step begins with something else than zeros, and Adam."""
+
+
+@pytest.fixture
+def mlp() -> Callable[..., nn.Module]:
+    """Make a small network whose weights depend on the seed alone."""
+
+    def make(seed: int = 0) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+    return make
+
+
+@pytest.fixture
+def give() -> Callable[[nn.Module], None]:
+    """Give every parameter the same random gradient at every call."""
+
+    def grads(model: nn.Module) -> None:
+        generator = torch.Generator().manual_seed(100)
+        for param in model.parameters():
+            param.grad = torch.randn(param.shape, generator=generator)
+
+    return grads
 
 
 def _matrices(seed: int = 0) -> nn.Sequential:
@@ -264,7 +287,7 @@ def megaopt_optimizer_entries():
 def test_state_that_the_constructor_makes_stays(mlp, give, plugins) -> None:
     """Its values are the first step's, not a stand-in's."""
     module = importlib.import_module(plugins.install("constructed", CONSTRUCTED))
-    plugins.registry()
+    plugins.registry("bridge")
     model, plain = mlp(), mlp()
     optimizer = build_optimizer(model, "constructed", lr=0.1, weight_decay=0.0, clip_grad=0.0)
     alone = module.Constructed(plain.parameters())

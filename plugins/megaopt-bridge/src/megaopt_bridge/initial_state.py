@@ -8,14 +8,16 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megaopt_core.errors import PluginError
-from megaopt_core.sharding._split_step import SplitStep
 
-__all__ = ["Copies", "probe_state"]
+if TYPE_CHECKING:
+    from megaopt_core import OptimizerConfig
+
+__all__ = ["Copies", "learn_state", "needs_closure"]
 
 _ZEROED = ("lr", "weight_decay")
 _ATTEMPTS = ((0.0, _ZEROED), (0.0, ()), (1e-3, ()))
@@ -23,7 +25,7 @@ _ATTEMPTS = ((0.0, _ZEROED), (0.0, ()), (1e-3, ()))
 
 
 @torch.no_grad()
-def probe_state(inner: torch.optim.Optimizer, split: SplitStep | None = None) -> None:
+def learn_state(inner: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
     """Let a copy of an optimizer make its state by a step on zero gradients, and give that state to the optimizer.
 
     The state has the right keys, shapes and dtypes; its values are of no use. Nothing else changes: the copy steps
@@ -32,18 +34,29 @@ def probe_state(inner: torch.optim.Optimizer, split: SplitStep | None = None) ->
 
     Args:
         inner: an optimizer that has not stepped yet.
-        split: its step in three parts, of which the first makes the state; None: the whole step does.
+        config: the run's configuration, of which nothing is asked.
 
     Raises:
         PluginError: its step needs a closure: it evaluates the model several times a step, which no pipeline of norm,
             clip and step can do.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = torch.optim.Adam([weight])
+        >>> learn_state(optimizer)
+        >>> list(optimizer.state[weight]), weight.tolist()
+        (['step', 'exp_avg', 'exp_avg_sq'], [1.0, 1.0])
     """
-    _refuse_closures(inner)
+    if needs_closure(type(inner)):
+        raise PluginError(
+            f"{type(inner).__name__}.step needs a closure, because it evaluates the model several times a step; "
+            "megaopt collects gradients, clips and steps once"
+        )
     params = [param for group in inner.param_groups for param in group["params"]]
     if not params:
         return
     for value, zeroed in _ATTEMPTS:
-        made = _states_of_trial(inner, split, params, value, zeroed)
+        made = _states_of_trial(inner, params, value, zeroed)
         if made is not None:
             inner.state.update(made)
             return
@@ -51,7 +64,6 @@ def probe_state(inner: torch.optim.Optimizer, split: SplitStep | None = None) ->
 
 def _states_of_trial(
     inner: torch.optim.Optimizer,
-    split: SplitStep | None,
     params: list[torch.Tensor],
     value: float,
     zeroed: Sequence[str],
@@ -71,11 +83,8 @@ def _states_of_trial(
         try:
             if callable(train := getattr(trial, "train", None)):
                 train()  # schedule-free optimizers refuse to step before
-            if split is not None:
-                copies.of(split).local_updates(copies.of(params))
-            else:
-                # The class's own step: a scheduler that counts calls of the instance's must not count this one.
-                type(trial).step(trial)
+            # The class's own step: a scheduler that counts calls of the instance's must not count this one.
+            type(trial).step(trial)
         except Exception:  # noqa: BLE001 - whatever it is, the optimizer's real steps do not begin so
             return None
     made = ((param, trial.state.get(copies.of(param))) for param in params)
@@ -96,13 +105,14 @@ def _trial(inner: torch.optim.Optimizer, params: list[torch.Tensor], copies: Cop
     return trial
 
 
-def _refuse_closures(inner: torch.optim.Optimizer) -> None:
-    closure = inspect.signature(inner.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise PluginError(
-            f"{type(inner).__name__}.step needs a closure, because it evaluates the model several times a "
-            "step; megaopt collects gradients, clips and steps once"
-        )
+def needs_closure(cls: type[torch.optim.Optimizer]) -> bool:
+    """Return whether the step of a class cannot be called alone: it evaluates the model several times.
+
+    Args:
+        cls: the class.
+    """
+    closure = inspect.signature(cls.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 class Copies:

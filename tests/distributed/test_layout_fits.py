@@ -253,7 +253,7 @@ def test_boxes_tile_the_parameter():
     require_partition("right", Given([[columns(0, 2)], [columns(2, 6)]]), [matrix], world_of(2))
     for dense, message in (
         ([[columns(0, 2)], [columns(3, 6)]], "no rank owns 4 of the 24 elements of 'm'"),
-        ([[columns(0, 3)], [columns(2, 6)]], "more than one rank owns what the boxes"),
+        ([[columns(0, 3)], [columns(2, 6)]], "more than one rank owns the intersection of the boxes"),
         ([[columns(0, 3)], [matrix.shard({}, 12)]], r"no rank owns elements \[0, 12\)"),
     ):
         with pytest.raises(OwnershipError, match=message):

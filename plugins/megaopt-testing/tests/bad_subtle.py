@@ -288,26 +288,26 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
 """Optimizer name to the check that it fails, and its entry."""
 
 HELP = {
-    "writes_what_it_kept": "it writes what it has kept",
+    "writes_what_it_kept": "writes the old ones back",
     "scale_of_constructor": "Read `group['sharpness']` in every step",
-    "divides_by_groups": "go elsewhere in two groups than in one",
+    "divides_by_groups": "get other values in two groups than in one",
     "decays_by_the_square": "at twice the learning rate weight decay alone moves",
     "goes_by_the_square": "at twice the learning rate the gradient alone moves",
     "forgets_without_gradient": "changes the state of parameters without a gradient",
     "halves_large_states": "'momentum' (bfloat16)",
     "flushes_tiny_gradients": "Work on a copy",
-    "hides_nan": "it is hidden",
-    "writes_beside": "writes beside it",
+    "hides_nan": "a broken run goes on unnoticed",
+    "writes_beside": "writes outside of the part",
     "needs_matrices": "a parameter of shape (3, 4, 5) raises RuntimeError",
-    "leaves_large_matrices": "one of shape (130, 72) stays where it was",
-    "blocks_of_large_tensors": "if at blocks, their length as `alignment`",
+    "leaves_large_matrices": "shape (130, 72) does not move",
+    "blocks_of_large_tensors": "if it reads blocks, declare their length as `alignment`",
     "normalizes_on_request": "with normed_normalize=True",
     "begins_an_average_late": "by step 30 it adds state 'average' of weight",
     "keeps_state_in_groups": "it keeps tensors in its groups",
     "asks_its_launcher": "Use neither ranks nor process groups of your own",
     "hashes_names": "Use neither ranks nor process groups of your own",
     "seeds_when_it_begins": "building it seeds a random generator",
-    "skips_tiny_gradients": "gradients of size 1e-06 leave bias, weight where they were",
+    "skips_tiny_gradients": "gradients of size 1e-06 do not move bias, weight",
     "keeps_its_graph": "Compute under `torch.no_grad()`",
 }
 """Optimizer name to what the message tells its author."""

@@ -142,8 +142,8 @@ def test_what_is_known_to_fail_is_shown_as_that() -> None:
         assert failed.ok
         assert failed.message == "it is slow ('mine': too slow)"
         assert passed.status is CheckStatus.FAILED
-        assert "was to fail (it cannot), and holds" in passed.message
-        with pytest.raises(UnknownNameError, match="xfail='fials': no such check"):
+        assert "was expected to fail (it cannot), but passes" in passed.message
+        with pytest.raises(UnknownNameError, match="xfail='fials': there is no such check"):
             run_checks("mine", checks=[FAILS], xfail={"fials": "it is slow"})
     marks = (
         parametrize_with_checks("mine", checks=[FAILS], xfail={"fails": "it is slow"}).mark.args[1][0].marks
@@ -155,7 +155,7 @@ def test_what_is_known_to_fail_is_shown_as_that() -> None:
 
 def test_fewer_checks_than_declared_fail() -> None:
     """So a check that begins to skip is noticed."""
-    for at_least, message in ((1, None), (2, "1 of 2 checks can be made, at least 2 are declared")):
+    for at_least, message in ((1, None), (2, "1 of 2 checks can be made, but at least 2 are declared")):
         enough = parametrize_with_checks("mine", checks=[PASSES, SKIPS], at_least=at_least).mark.args[1][-1]
         assert enough.id == "mine-at_least"
         with temporary_plugin(Plugin("mine")):
@@ -175,4 +175,4 @@ def test_a_check_that_the_plugin_skips_fails() -> None:
     with temporary_plugin(Plugin("mine")):
         (result,) = run_checks("mine", checks=[Check("skipping", "it skips", skips)])
     assert result.status is CheckStatus.FAILED
-    assert "was skipped from inside (not today)" in result.message
+    assert "skipped itself (not today)" in result.message

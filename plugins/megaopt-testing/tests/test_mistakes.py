@@ -91,7 +91,7 @@ MISTAKES = {
     ),
     "an acceptance that is no function": (
         ENTRY.format("accepts=7"),
-        "optimizer 'bad': accepts is of type int, no function; it is called as accepts(spec, view)",
+        "optimizer 'bad': accepts must be a function, got int; it is called as accepts(spec, view)",
     ),
     "a style of two arguments": (
         STYLE.format("learning_rate=lambda step, lr: lr"),
@@ -159,9 +159,9 @@ def test_a_setting_that_cannot_have_its_default_is_named(plugins, refused) -> No
 POINTS = {
     "mb badep": "is malformed; it must read `name = module` or `name = module:object`",
     "math:": "is malformed; it must read `name = module` or `name = module:object`",
-    "megaopt_absent.plugin": "asks for module 'megaopt_absent', which there is not",
-    "json.absent:plugin": "asks for module 'json.absent', which there is not",
-    "json:plugin": "asks for 'plugin' of module 'json', which has none",
+    "megaopt_absent.plugin": "asks for module 'megaopt_absent', which does not exist",
+    "json.absent:plugin": "asks for module 'json.absent', which does not exist",
+    "json:plugin": "asks for 'plugin' of module 'json', which does not have it",
 }
 
 

@@ -175,24 +175,24 @@ class Silent(Reader):
 
 
 BAD = {
-    NeedsTransformers: ("any_model", "say nothing of what it does not know"),
-    SaysText: ("any_model", "says what a parameter is"),
+    NeedsTransformers: ("any_model", "leave out parameters that it does not know"),
+    SaysText: ("any_model", "it must return a Role, a MatrixView or a RoleDecision"),
     WrongView: ("any_model", "its view of"),
     ReadsValues: ("meta_alike", "on the meta device"),
-    LeavesMarks: ("model_untouched", "a reader only looks"),
+    LeavesMarks: ("model_untouched", "a reader must change nothing"),
     Draws: ("model_untouched", "draws random numbers (torch)"),
     DrawsFromPython: ("model_untouched", "draws random numbers (random)"),
     DrawsFromNumpy: ("model_untouched", "draws random numbers (numpy)"),
     EveryTableIsAMatrix: ("any_model", "a table that Embedding indexes"),
     EveryVectorIsAMatrix: ("any_model", "has 1 dimensions"),
     NormsAreHeads: ("any_model", "is a gain or bias of LayerNorm"),
-    ViewsOfNoMatrix: ("any_model", "only matrices have one"),
+    ViewsOfNoMatrix: ("any_model", "only matrices have a view"),
     Contradicts: ("any_model", "they are one parameter"),
     RemembersClasses: ("any_model", "does not fit the shape (24, 8)"),
     SetsAttributes: ("model_untouched", "the attribute eps of"),
     ReplacesWeights: ("model_untouched", "which tensor"),
     HooksParameters: ("model_untouched", "the hooks of"),
-    SwitchesGradientsOff: ("model_untouched", "what torch.set_grad_enabled sets"),
+    SwitchesGradientsOff: ("model_untouched", "a setting of the whole process: torch.set_grad_enabled"),
     Silent: ("reasons", "it gives no reason"),
 }
 """Reader to the check that it fails, and what the message says."""

@@ -135,7 +135,7 @@ BAD = {
         ScheduleStyle(learning_rate=_logarithm, description=ABOUT),
         "raises ValueError",
     ),
-    "drifts": ("style_repeats", ScheduleStyle(learning_rate=_drifts, description=ABOUT), "at one step"),
+    "drifts": ("style_repeats", ScheduleStyle(learning_rate=_drifts, description=ABOUT), "for the same step"),
     "own_number": (
         "own_group",
         ScheduleStyle(learning_rate=_own_number, description=ABOUT),
@@ -144,25 +144,25 @@ BAD = {
     "refuses": (
         "in_scheduler",
         ScheduleStyle(learning_rate=_whole_steps_only, check_learning_rate=_refuses, description=ABOUT),
-        "return words, or None",
+        "return None, or the fault in words",
     ),
     "refuses_all": (
         "style_range",
         ScheduleStyle(learning_rate=_whole_steps_only, check_learning_rate=_refuses_all, description=ABOUT),
-        "it refuses all settings that are tried",
+        "it refuses all settings that the kit tries",
     ),
     "early": ("style_range", ScheduleStyle(learning_rate=_early, description=ABOUT), "is it a step early"),
     "late": ("style_range", ScheduleStyle(learning_rate=_late, description=ABOUT), "is it a step late"),
     "forgets_warmup": (
         "style_range",
         ScheduleStyle(learning_rate=_forgets_warmup, description=ABOUT),
-        "where warm-up has ended at max_lr",
+        "at the end of the warm-up and never higher, but max_lr",
     ),
     "below": ("style_range", ScheduleStyle(learning_rate=_below, description=ABOUT), "is not in [0.01"),
     "furthest": (
         "style_range",
         ScheduleStyle(learning_rate=_furthest, description=ABOUT),
-        "when it has been asked about later steps",
+        "after a call for later steps",
     ),
     "draws": (
         "style_repeats",
@@ -172,12 +172,12 @@ BAD = {
     "falling": (
         "style_range",
         ScheduleStyle(weight_decay=_falling, description=ABOUT),
-        "where start_wd=0.01 is meant",
+        "but start_wd=0.01 is configured",
     ),
     "stops_early": (
         "style_range",
         ScheduleStyle(weight_decay=_stops_early, description=ABOUT),
-        "where end_wd=0.1 is meant",
+        "but end_wd=0.1 is configured",
     ),
     "silent": ("style_described", ScheduleStyle(learning_rate=_whole_steps_only), "it has no description"),
 }

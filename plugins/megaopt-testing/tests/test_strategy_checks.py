@@ -152,15 +152,15 @@ class _Proxy:
 
 
 BAD: dict[str, tuple[str, ShardingStrategy, str]] = {
-    "owned_twice": ("layout", OwnedTwice(), "is none"),
-    "cut_anywhere": ("layout", CutAnywhere(), "is none"),
-    "keeps_values": ("ranks_agree", KeepsValues(), "Does every rank send what it stepped"),
+    "owned_twice": ("layout", OwnedTwice(), "is not valid"),
+    "cut_anywhere": ("layout", CutAnywhere(), "is not valid"),
+    "keeps_values": ("ranks_agree", KeepsValues(), "Does every rank send the values that it stepped"),
     "sends_float32_only": ("ranks_agree", SendsFloat32Only(), "in bf16"),
     "measures_alone": ("norms", MeasuresAlone(), "Is stats_group the group over which pieces add up"),
-    "takes_nothing": ("model_values", TakesNothing(), "take_model_values() fills every piece"),
-    "takes_once": ("model_values", TakesOnce(), "take_model_values() fills every piece"),
-    "goes_by_the_rank": ("layout", GoesByTheRank(), "two ranks that are asked for the same layout"),
-    "backwards": ("checkpoints", Backwards(), "arrive elsewhere"),
+    "takes_nothing": ("model_values", TakesNothing(), "take_model_values() must fill every piece"),
+    "takes_once": ("model_values", TakesOnce(), "take_model_values() must fill every piece"),
+    "goes_by_the_rank": ("layout", GoesByTheRank(), "two ranks get different layouts"),
+    "backwards": ("checkpoints", Backwards(), "get other values"),
 }
 """Name to the check that it fails, the strategy, and what the message says."""
 

@@ -114,7 +114,9 @@ def test_parts_are_for_optimizers_that_take_them(takes_peers):
     if takes_peers:
         check([spec], of, dp=2)
     else:
-        with pytest.raises(OwnershipError, match=r"'adam', which takes no parts \(supports_peers\)"):
+        with pytest.raises(
+            OwnershipError, match=r"'adam', which takes no parts \(it has no supports_peers\)"
+        ):
             check([spec], of, dp=2)
 
 
@@ -132,7 +134,7 @@ def test_more_than_the_usual_alignment_is_a_condition(alignment, fits, rows):
     if fits:
         check([spec], of, dp=2)
     else:
-        with pytest.raises(OwnershipError, match=f"may be cut at multiples of {alignment} elements"):
+        with pytest.raises(OwnershipError, match=f"may be cut only at multiples of {alignment} elements"):
             check([spec], of, dp=2)
 
 

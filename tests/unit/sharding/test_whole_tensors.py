@@ -161,7 +161,7 @@ def test_a_group_that_is_stepped_at_once_is_on_one_rank():
     )
     pieces = [PieceSpec.of(spec.shard({}), 0) for spec in (one, two)]
     require_partition("mine", Layout(lambda rank: pieces if rank["dp"] else []), [one, two], World({"dp": 2}))
-    with pytest.raises(OwnershipError, match="'v', which is not where the rest of its group is"):
+    with pytest.raises(OwnershipError, match="'v', which is apart from the rest of its group"):
         require_partition("mine", Layout(lambda rank: [pieces[rank["dp"]]]), [one, two], World({"dp": 2}))
 
 

@@ -201,7 +201,7 @@ class BoundCheck:
             raise _FailsAsExpected(f"{self.xfail} ({error})") from error
         if self.xfail is not None:
             raise ConformanceError(
-                f"{self.check.id} was to fail ({self.xfail}), and holds: expect it no longer",
+                f"{self.check.id} was expected to fail ({self.xfail}), but passes: remove the xfail",
                 optimizer=self.name,
             )
 
@@ -215,7 +215,7 @@ class BoundCheck:
             raise
         except (unittest.SkipTest, pytest.skip.Exception) as skipped:  # the plugin's own code raised it
             raise ConformanceError(
-                f"{self.check.id} was skipped from inside ({skipped}): only the kit says what cannot be checked",
+                f"{self.check.id} skipped itself ({skipped}): only the kit decides which checks are skipped",
                 optimizer=self.name,
             ) from skipped
 

@@ -66,7 +66,7 @@ def add_options(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CHECK=REASON",
-        help="a check that is known to fail; may be repeated; the run fails if the check passes all the same",
+        help="a check that is known to fail; may be repeated; the run fails if the check passes",
     )
     parser.add_argument("--at-least", type=int, default=0, metavar="N", help="fail if fewer checks run")
     parser.add_argument("--badge", type=Path, metavar="FILE", help="write a picture (SVG) of the result")

@@ -80,8 +80,8 @@ def _check(formula: Formula, optimizer: str, **settings: Any) -> None:
         far = (found - expected).norm() / (expected - start[name]).norm().clamp_min(1e-30)
         if not far <= _CLOSE:
             trial.fail(
-                f"{name} ends {float(far):.2g} of its way from where the formula ends, after {len(_SCALES)} steps, of "
-                "which some have no gradient"
+                f"{name} ends at a distance of {float(far):.2g} of its way from the end of the formula, "
+                f"after {len(_SCALES)} steps (some without a gradient)"
             )
 
 

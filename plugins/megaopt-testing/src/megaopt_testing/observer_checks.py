@@ -53,8 +53,8 @@ class _Silence(TorchDispatchMode):
         """Let every operation through but those of process groups."""
         if func.namespace in _COLLECTIVES:
             raise _Fault(
-                f"{self.who} communicates ({func}): another rank may be elsewhere then, and both would wait. Say a "
-                "vote, and communicate in decide()"
+                f"{self.who} communicates ({func}): another rank may not make this call, and both would "
+                "wait. Return a vote, and communicate in decide()"
             )
         return func(*args, **(kwargs or {}))
 
@@ -107,8 +107,8 @@ def _unwritten(who: str, model: nn.Module) -> Iterator[None]:
     other = [key for key in before if not same_bits(before[key], after[key])]
     if other:
         raise _Fault(
-            f"{who} writes to the model: {some(other)} changed. An observer watches; raise in before_step() or "
-            "decide(), or let a vote with stops=True give the step up"
+            f"{who} writes to the model: {some(other)} changed. An observer only reads; to refuse a step, "
+            "raise in before_step() or decide(), or return a vote with stops=True"
         )
 
 
@@ -220,15 +220,16 @@ def _refused(rank: int, size: int, name: str) -> list[str]:
         model, optimizer = _tried()
         if said := _said(lambda: train(model, optimizer, range(2))):
             raise _Fault(
-                f"a step with nothing amiss raises on rank {rank}: {said}. Raise in before_step() or votes(), which "
-                "the core tells other ranks of, or in decide() by votes, which are the same on all ranks"
+                f"a step without any fault raises on rank {rank}: {said}. Raise in before_step() or votes(), "
+                "because the core tells the other ranks; or in decide(), which gets the same votes on all "
+                "ranks"
             )
         plugin.observer.objects = rank == 0
         refused = _told(lambda: train(model, optimizer, range(2, 3)))
         if said := _said(lambda: train(model, optimizer, range(2, 4))):
             raise _Fault(
-                f"after a step that one rank refused, the next one raises on rank {rank}: {said}. after_step() is "
-                "called for refused steps, too: begin anew there"
+                f"after a step that one rank refused, the next step raises on rank {rank}: {said}. "
+                "after_step() is also called for refused steps: reset the observer there"
             )
     return refused
 
@@ -245,7 +246,7 @@ def check_observers_refuse_together(name: str) -> None:
     with temporary_plugin(ProbePlugin(), name="kit-probes"):
         refused = _over_ranks(name, _refused)[0]
     if not all(refused):
-        _fail(name, f"one rank refuses a step, and ranks say {refused}: both have to raise")
+        _fail(name, f"one rank refuses a step, and the ranks report {refused}: both must raise")
 
 
 OBSERVER_CHECKS: tuple[Check, ...] = (
@@ -254,7 +255,7 @@ OBSERVER_CHECKS: tuple[Check, ...] = (
         "observers write nothing to the model, and communicate only where all ranks call them together",
         check_observers_watch_only,
         _requires_processes,
-        hint="say votes, and communicate in decide(); write to tensors of your own",
+        hint="return votes, and communicate in decide(); write only to tensors of your own",
         kind=Kind.OBSERVERS,
     ),
     Check(
@@ -262,7 +263,7 @@ OBSERVER_CHECKS: tuple[Check, ...] = (
         "ranks refuse a step together, and make the next one",
         check_observers_refuse_together,
         _requires_processes,
-        hint="raise in decide(), by votes; begin anew in after_step(), however the step has ended",
+        hint="raise in decide(), by votes; reset the observer in after_step(), after refused steps too",
         kind=Kind.OBSERVERS,
     ),
 )

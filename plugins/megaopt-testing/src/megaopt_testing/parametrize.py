@@ -96,6 +96,7 @@ class _Enough:
         if made < self.at_least:
             told = "; ".join(f"{id_}: {reason}" for id_, reason in left_out.items())
             raise ConformanceError(
-                f"{made} of {len(self.checks)} checks can be made, at least {self.at_least} are declared ({told})",
+                f"{made} of {len(self.checks)} checks can be made, but at least {self.at_least} are declared "
+                f"({told})",
                 optimizer=self.name,
             )

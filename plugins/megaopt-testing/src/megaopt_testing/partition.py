@@ -113,9 +113,9 @@ class _Ownership:
         if wrong:
             name, reason = next(iter(wrong.items()))
             raise OwnershipError(
-                f"sharding strategy {self.strategy!r} must own every element once over {self.world.size(self.axis)} "
-                f"{'expert ' * (self.axis == 'expert_dp')}data-parallel ranks, but {reason} of {name!r} ({len(wrong)} "
-                "parameters are wrong)",
+                f"sharding strategy {self.strategy!r} must give each element one owner among "
+                f"{self.world.size(self.axis)} {'expert ' * (self.axis == 'expert_dp')}data-parallel ranks, "
+                f"but {reason} of {name!r} ({len(wrong)} parameters are wrong)",
                 names=wrong,
             )
 
@@ -144,7 +144,8 @@ class _Ownership:
             home = rank.get(self.axis, 0) // (piece.peers.size if piece.peers else 1)
             if self.homes.setdefault(spec.group, home) != home:
                 self._refuse(
-                    shard, f"is not where the rest of its group is: {spec.optimizer!r} must have all of it"
+                    shard,
+                    f"is apart from the rest of its group: {spec.optimizer!r} must have the whole group",
                 )
         if spec.alignment > DEFAULT_ALIGNMENT:
             self._require_aligned(shard, spec, rank)
@@ -152,7 +153,7 @@ class _Ownership:
             self._require_peers(piece.peers, shard, spec, rank)
 
     def _require_aligned(self, shard: Shard, spec: ParamSpec, rank: RankCoordinates) -> None:
-        allowed = f"{spec.optimizer!r} may be cut at multiples of {spec.alignment} elements"
+        allowed = f"{spec.optimizer!r} may be cut only at multiples of {spec.alignment} elements"
         local = spec.box(rank)
         for cut in (shard.start, shard.stop):
             if cut % spec.alignment and cut != numel_of(shard.box):
@@ -169,7 +170,9 @@ class _Ownership:
                 f"{peers.index} of a block on rank {place}",
             )
         if peers.dim is not None and not spec.takes_peers:
-            self._refuse(shard, f"is stepped by {spec.optimizer!r}, which takes no parts (supports_peers)")
+            self._refuse(
+                shard, f"is stepped by {spec.optimizer!r}, which takes no parts (it has no supports_peers)"
+            )
         if peers.size > 1 and peers.axis in (self.axis, *self.model_axes):
             others = tuple(sorted(entry for entry in rank.items() if entry[0] != peers.axis))
             box = shard.box if peers.dim is None else None
@@ -269,10 +272,10 @@ def _wrong_boxes(spec: ParamSpec, boxes: Sequence[Box], *, is_complete: bool) ->
         return None
     for box in boxes:
         if intersect(box, all_of_it) != box:
-            return f"a rank owns elements of the box {box}, which leaves the box {all_of_it}"
+            return f"a rank owns elements of the box {box}, which lies partly outside of {all_of_it}"
     overlap = _overlap(boxes)
     if overlap is not None:
-        return f"more than one rank owns what the boxes {overlap[0]} and {overlap[1]} share"
+        return f"more than one rank owns the intersection of the boxes {overlap[0]} and {overlap[1]}"
     missing = spec.numel - sum(numel_of(box) for box in boxes)
     if missing and is_complete:
         return f"no rank owns {missing} of the {spec.numel} elements"

@@ -88,7 +88,9 @@ def _ask(plugin: str, model: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for answer in reader.ask("megaopt_annotate_params", model_chunk=model, example=None, no_forward=""):
         if not isinstance(answer, Mapping):
-            _fail(plugin, f"it answers {type(answer).__name__}; an answer is {{qualified name: what it is}}")
+            _fail(
+                plugin, f"it returns {type(answer).__name__}; it must return {{qualified name: what it is}}"
+            )
         found.update(answer)
     return found
 
@@ -117,14 +119,15 @@ def check_any_model(plugin: str, models: Iterable[ModelFactory] = ()) -> None:
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             _fail(
                 plugin,
-                f"it raises {type(error).__name__}: {error}, on {name}; say nothing of what it does not know",
+                f"it raises {type(error).__name__}: {error}, on {name}; leave out parameters that it does "
+                "not know",
             )
         if index < known and not answer:
-            _fail(plugin, f"it says nothing of {name}, which it was to know")
+            _fail(plugin, f"it does not recognize {name}, although the test declares that it does")
         params = dict(model.named_parameters(remove_duplicate=False))
         for param, said in answer.items():
             if param not in params:
-                _fail(plugin, f"it names {param!r} of {name}, which is no parameter: {some(params)}")
+                _fail(plugin, f"it names {param!r} of {name}, which is not a parameter: {some(params)}")
             _require_fit(plugin, f"{param!r} of {name}", said, params[param])
             _require_possible(plugin, model, name, param, said)
         _require_one_answer(plugin, name, params, answer)
@@ -141,7 +144,8 @@ def _require_possible(plugin: str, model: nn.Module, name: str, param: str, said
     )
     if isinstance(said, RoleDecision) and said.view is not None and role is not Role.MATRIX:
         _fail(
-            plugin, f"it says that {param!r} of {name} is {role.value}, with a view: only matrices have one"
+            plugin,
+            f"it gives {param!r} of {name} the role {role.value} and a view: only matrices have a view",
         )
     if isinstance(said, RoleDecision) and said.doubt is Doubt.ROLE:
         return
@@ -159,8 +163,8 @@ def _require_possible(plugin: str, model: nn.Module, name: str, param: str, said
     if wrong is not None:
         _fail(
             plugin,
-            f"it says for certain that {param!r} of {name} is {role.value}, and it {wrong}. Say nothing of what it "
-            "does not know, or a best guess with doubt=Doubt.ROLE",
+            f"it is certain that {param!r} of {name} is {role.value}, but the parameter {wrong}. Leave it "
+            "out, or return a guess with doubt=Doubt.ROLE",
         )
 
 
@@ -179,7 +183,8 @@ def _require_one_answer(plugin: str, model: str, params: Mapping[str, torch.Tens
         if role is not other and not (role.is_embedding_or_output and other.is_embedding_or_output):
             _fail(
                 plugin,
-                f"it says that {first!r} of {model} is {other.value} and {name!r} {role.value}: they are one parameter",
+                f"it gives {first!r} of {model} the role {other.value} and {name!r} the role {role.value}: "
+                "they are one parameter",
             )
 
 
@@ -187,7 +192,7 @@ def _require_fit(plugin: str, what: str, said: Any, param: torch.Tensor) -> None
     if not isinstance(said, Role | MatrixView | RoleDecision):
         _fail(
             plugin,
-            f"it says {said!r} of {what}; a Role, a MatrixView or a RoleDecision says what a parameter is",
+            f"it returns {said!r} for {what}; it must return a Role, a MatrixView or a RoleDecision",
         )
     view = said if isinstance(said, MatrixView) else getattr(said, "view", None)
     if view is None:
@@ -220,7 +225,8 @@ def check_meta_alike(plugin: str, models: Iterable[ModelFactory] = ()) -> None:
             if different:
                 _fail(
                     plugin,
-                    f"of {some(different)} of {name} it says something else {how}; go by modules and shapes",
+                    f"it gives another answer for {some(different)} of {name} {how}; read only modules and "
+                    "shapes",
                 )
 
 
@@ -245,16 +251,16 @@ def check_model_untouched(plugin: str, models: Iterable[ModelFactory] = ()) -> N
         _ask(plugin, model)
         sets = [key for key, value in process_settings().items() if value != settings[key]]
         if sets:
-            _fail(plugin, f"reading {name} changes for the whole process what {some(sets)} sets")
+            _fail(plugin, f"reading {name} changes a setting of the whole process: {some(sets)}")
         after = _everything(model)
         changed = [key for key in {**before, **after} if not same_bits(before.get(key), after.get(key))]
         if changed:
-            _fail(plugin, f"reading {name} changes {some(changed)}; a reader only looks")
+            _fail(plugin, f"reading {name} changes {some(changed)}; a reader must change nothing")
         drawn = [key for key, state in random_states().items() if state != random.get(key, state)]
         if drawn:
             _fail(
                 plugin,
-                f"reading {name} draws random numbers ({some(drawn)}): a run that asks is another one",
+                f"reading {name} draws random numbers ({some(drawn)}), so the rest of the run changes",
             )
 
 
@@ -303,21 +309,21 @@ def check_reasons(plugin: str, models: Iterable[ModelFactory] = ()) -> None:
 ROLE_CHECKS: tuple[Check, ...] = (
     Check(
         "any_model",
-        "it answers for any model, and says of parameters that there are what they can be",
+        "it answers for any model, and gives each parameter a possible role",
         check_any_model,
         hint="leave out what it does not know, and name parameters as named_parameters() does",
         kind=Kind.ROLES,
     ),
     Check(
         "meta_alike",
-        "it says the same on the meta device, and when it is asked again",
+        "it gives the same answer on the meta device, and when it is called again",
         check_meta_alike,
         hint="go by modules, shapes and sources, never by values",
         kind=Kind.ROLES,
     ),
     Check(
         "model_untouched",
-        "it leaves the model as it was",
+        "it leaves the model unchanged",
         check_model_untouched,
         hint="return what it finds; set nothing on modules or parameters",
         kind=Kind.ROLES,

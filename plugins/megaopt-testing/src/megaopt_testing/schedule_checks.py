@@ -68,12 +68,13 @@ def _takes(name: str, check: Callable[[Any], str | None] | None, point: Any) -> 
     except Exception as error:  # noqa: BLE001 - a style may raise anything
         _fail(
             name,
-            f"asked whether {point} can be, it raises {type(error).__name__}: {error}; return words, or None",
+            f"its check of {point} raises {type(error).__name__}: {error}; return None, or the fault in "
+            "words",
         )
     if wrong is not None and not isinstance(wrong, str):
         _fail(
             name,
-            f"asked whether {point} can be, it returns {wrong!r}; return what is wrong in words, or None",
+            f"its check of {point} returns {wrong!r}; return None, or the fault in words",
         )
     return not wrong
 
@@ -90,9 +91,13 @@ def _asked(name: str, what: str, at: Callable[[Any], float], point: Any) -> floa
     except ScheduleError as error:
         _fail(name, f"{error}, of {point}")
     except Exception as error:  # noqa: BLE001 - a style may raise anything
-        _fail(name, f"asked for {what} at {point}, it raises {type(error).__name__}: {error}")
+        _fail(name, f"it raises {type(error).__name__} for {what} at {point}: {error}")
     if isinstance(value, bool) or not isinstance(value, float | int):
-        _fail(name, f"it gives {what} {value!r} at {point}; a number is wanted, not {type(value).__name__}")
+        _fail(
+            name,
+            f"it returns {value!r} for {what} at {point}; it must return a number, got "
+            f"{type(value).__name__}",
+        )
     return value
 
 
@@ -112,8 +117,8 @@ def check_style_range(name: str) -> None:
     if not curves:
         _fail(
             name,
-            f"it refuses all settings that are tried, of which the first are {_LEARNING_RATES[0]} and "
-            f"{_WEIGHT_DECAYS[0]}: what it asks for has to be possible with usual ones",
+            f"it refuses all settings that the kit tries, from {_LEARNING_RATES[0]} and {_WEIGHT_DECAYS[0]} "
+            "on; it must accept usual settings",
         )
     for what, at, point in curves:
         asked = [_within(name, what, at, evolve(point, step=step)) for step in _steps(point)]
@@ -121,8 +126,8 @@ def check_style_range(name: str) -> None:
         if again != asked[0]:
             _fail(
                 name,
-                f"it gives {what} {asked[0]!r} at step {_steps(point)[0]:g}, and {again!r} when it has been asked "
-                f"about later steps: it remembers them, of {point}",
+                f"it gives {what} {asked[0]!r} at step {_steps(point)[0]:g}, but {again!r} after a call for "
+                f"later steps: it remembers calls, of {point}",
             )
         if isinstance(point, LearningRatePoint):
             _require_begin(name, at, point)
@@ -163,15 +168,15 @@ def _require_begin(name: str, at: Callable[[Any], float], point: LearningRatePoi
     if first < lowest and first >= max(later) and not is_steep:
         _fail(
             name,
-            f"its learning rate begins at {first!r} where warm-up has ended at max_lr={point.max_lr!r}, and never is "
-            f"higher: is it a step early? r = point.progress begins at 0, of {point}",
+            f"its learning rate is {first!r} at the end of the warm-up and never higher, but "
+            f"max_lr={point.max_lr!r}: is it a step early? r = point.progress begins at 0, of {point}",
         )
     half, one, two, three = (value(begin + steps) for steps in (0.5, 1, 2, 3))
     if begin and half == one == point.max_lr and two < one and three < two and end - begin > 10:
         _fail(
             name,
-            f"its learning rate stays at max_lr for one step after warm-up, and falls from then on: is it a step late? "
-            f"r = point.progress, of {point}",
+            "its learning rate stays at max_lr for one step after the warm-up, and falls then: is it a step "
+            f"late? r = point.progress, of {point}",
         )
 
 
@@ -183,7 +188,7 @@ def _require_ends(name: str, at: Callable[[Any], float], point: WeightDecayPoint
         if point.wd_incr_steps and abs(found - wanted) > 1e-6 * max(point.start_wd, point.end_wd):
             _fail(
                 name,
-                f"it gives weight decay {found!r} at step {step:g}, where {key}={wanted!r} is meant: use "
+                f"it gives weight decay {found!r} at step {step:g}, but {key}={wanted!r} is configured: use "
                 f"point.between(c) with c from 0 to 1, of {point}",
             )
 
@@ -206,11 +211,9 @@ def check_style_repeats(name: str) -> None:
         backwards = [_asked(name, what, at, each) for each in reversed(points)][::-1]
         for each, one, other in zip(points, first, backwards, strict=True):
             if one != other:
-                _fail(name, f"it gives {what} {one!r} and later {other!r} at one step: {each}")
+                _fail(name, f"it gives {what} {one!r} and later {other!r} for the same step: {each}")
     if not torch.equal(chance[0], torch.get_rng_state()) or chance[1] != random.getstate():
-        _fail(
-            name, "asking it draws random numbers: a run whose learning rates are logged would be another one"
-        )
+        _fail(name, "a call draws random numbers, so a run that logs its learning rates changes")
 
 
 def check_own_group(name: str) -> None:
@@ -238,7 +241,8 @@ def check_own_group(name: str) -> None:
         if alike and all(alike):
             _fail(
                 name,
-                f"it gives one {what} whatever {' and '.join(keys[:2])} of a group are; use point.between()",
+                f"it gives the same {what} for every {' and '.join(keys[:2])} of a group; use "
+                "point.between()",
             )
 
 
@@ -276,11 +280,14 @@ def check_in_scheduler(name: str) -> None:
             for scheduler in (single, jumped, loaded)
         ]
         if ends[0] != ends[1]:
-            _fail(name, f"twelve steps arrive at {what} {ends[0]}, one of twelve at {ends[1]}, with {point}")
+            _fail(
+                name,
+                f"twelve steps lead to {what} {ends[0]}, and one step of twelve to {ends[1]}, with {point}",
+            )
         if ends[0] != ends[2]:
             _fail(
                 name,
-                f"a scheduler that was saved and loaded arrives at {what} {ends[2]}, not {ends[0]}: {point}",
+                f"a scheduler that was saved and loaded gives {what} {ends[2]}, not {ends[0]}: {point}",
             )
 
 
@@ -340,23 +347,23 @@ SCHEDULE_CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "style_repeats",
-        "what it gives depends on the point alone",
+        "the value depends on the point alone",
         check_style_repeats,
-        hint="remember nothing from call to call",
+        hint="remember nothing between calls",
         kind=Kind.SCHEDULE,
     ),
     Check(
         "own_group",
-        "each group goes by its own values",
+        "each group follows its own values",
         check_own_group,
         hint="use the values of the point, never those of the first one",
         kind=Kind.SCHEDULE,
     ),
     Check(
         "in_scheduler",
-        "steps may be counted in any way, and go on after a load",
+        "steps may be counted in any way, and continue after a load",
         check_in_scheduler,
-        hint="a step is any number, not only a whole one; a refusal is words, not an exception",
+        hint="accept any number as a step, not only whole numbers; refuse in words, not by an exception",
         kind=Kind.SCHEDULE,
     ),
     Check(
@@ -368,7 +375,7 @@ SCHEDULE_CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "style_settings",
-        "settings of its own are explained, validated, and bend the curve",
+        "settings of its own have help, refuse impossible values, and change the curve",
         check_style_settings,
         requires_style_settings,
         hint="give each a validator and help, and read it as `point.settings.NAME`",

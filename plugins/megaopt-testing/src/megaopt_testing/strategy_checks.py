@@ -91,14 +91,14 @@ def check_layout(name: str) -> None:
             for ranks in _WORLDS if specs else ():
                 _require_one_layout(name, strategy, specs, ranks)
     if not tried:
-        _fail(name, "it refuses every parameter that is tried, of any shape, whole or to be split")
+        _fail(name, "it refuses every parameter that the kit tries, of any shape, whole or cut")
     if processes_missing() is None:
         first, second = _over(name, 2, _said, name)
         if first != second:
             _fail(
                 name,
-                "two ranks that are asked for the same layout give different ones: each would wait for what the other "
-                "does not send. Go by specs and coordinates alone, never by the rank that asks",
+                "two ranks get different layouts for the same parameters, so each would wait for the other. "
+                "Use only specs and coordinates, never the rank that calls",
             )
 
 
@@ -124,11 +124,11 @@ def _require_one_layout(name: str, strategy: ShardingStrategy, specs: list[Param
         for place in range(ranks):
             first, second = ([*layout.pieces({"dp": place})] for layout in layouts)
             if first != second or first != [*layouts[0].pieces({"dp": place})]:
-                _fail(name, f"its layout {what} gives rank {place} other pieces when it is asked again")
+                _fail(name, f"its layout {what} gives rank {place} other pieces in a second call")
     except ConformanceError:
         raise
     except MegaoptError as error:
-        _fail(name, f"its layout {what} is none: {error}")
+        _fail(name, f"its layout {what} is not valid: {error}")
     except Exception as error:  # noqa: BLE001 - a strategy may raise anything
         _fail(name, f"its layout {what} raises {type(error).__name__}: {error}")
 
@@ -144,7 +144,7 @@ def _probes(name: str) -> list[str]:
         except MegaoptError as error:
             refused[probe] = str(error)
     if known and len(refused) == len(known):
-        raise DoesNotApply(f"it does not take a plain model in one process: {refused[known[0]]}")
+        raise DoesNotApply(f"it refuses a plain model in one process: {refused[known[0]]}")
     return [probe for probe in known if probe not in refused]
 
 
@@ -215,9 +215,9 @@ def check_ranks_agree(name: str) -> None:
                         low = " in bf16" if more else ""
                         _fail(
                             name,
-                            f"over {size} ranks with {probe!r}{low}, rank {rank} has other values of {some(other)} "
-                            "than a replicated optimizer. Does every rank send what it stepped, and use the gradients "
-                            "as they are?",
+                            f"over {size} ranks with {probe!r}{low}, rank {rank} has other values of "
+                            f"{some(other)} than a replicated optimizer. Does every rank send the values "
+                            "that it stepped, and use gradients unchanged?",
                         )
 
 
@@ -240,8 +240,9 @@ def check_norms(name: str) -> None:
                 if any(abs(one - other) > 1e-5 * one for one, other in zip(norms, measured, strict=True)):
                     _fail(
                         name,
-                        f"over {size} ranks rank {rank} measures gradient norms {measured}, one process {norms}. Is "
-                        "stats_group the group over which pieces add up, and are gradients each collected once?",
+                        f"over {size} ranks rank {rank} measures gradient norms {measured}, but one process "
+                        f"{norms}. Is stats_group the group over which pieces add up, and is each gradient "
+                        "collected once?",
                     )
                 far = [
                     key
@@ -249,7 +250,7 @@ def check_norms(name: str) -> None:
                     if not torch.allclose(values[key], theirs[key], rtol=1e-5, atol=1e-6)
                 ]
                 if far:
-                    _fail(name, f"over {size} ranks a clipped step arrives at other values of {some(far)}")
+                    _fail(name, f"over {size} ranks a clipped step leads to other values of {some(far)}")
 
 
 def _loaded(rank: int, size: int, sharding: str, probe: str) -> tuple[_Values, _Values]:
@@ -284,8 +285,8 @@ def check_model_values(name: str) -> None:
                 if other:
                     _fail(
                         name,
-                        f"over {size} ranks, rank {rank}: a step at learning rate 0 changes {some(other)} back from "
-                        "what was loaded. take_model_values() fills every piece from the model",
+                        f"over {size} ranks, rank {rank}: a step at learning rate 0 undoes the load of "
+                        f"{some(other)}. take_model_values() must fill every piece from the model",
                     )
 
 
@@ -323,8 +324,8 @@ def check_checkpoints_of_strategy(name: str) -> None:
         if other:
             _fail(
                 name,
-                f"after checkpoints that 2 ranks and one process exchange, {some(other)} arrive elsewhere. Are the "
-                "elements of a piece those, in that order, that its spec names?",
+                f"after checkpoints between 2 ranks and one process, {some(other)} get other values. Does "
+                "each piece hold the elements that its spec names, in their order?",
             )
 
 
@@ -340,16 +341,16 @@ def requires_processes(_: Any) -> str | None:
 STRATEGY_CHECKS: tuple[Check, ...] = (
     Check(
         "layout",
-        "layouts are pure data in which every element has one owner",
+        "layouts are pure data and give every element one owner",
         check_layout,
-        hint="go by specs and coordinates alone; require_partition() says what is wrong",
+        hint="use only specs and coordinates; require_partition() shows the fault",
         kind=Kind.STRATEGY,
     ),
     Check(
         "ranks_agree",
-        "1, 2 and 4 ranks arrive where replicated optimizers do",
+        "1, 2 and 4 ranks give the result of replicated optimizers",
         check_ranks_agree,
-        hint="collect_grads takes gradients as they are; finish_param_sync leaves every value on every rank",
+        hint="collect_grads takes gradients unchanged; finish_param_sync leaves every value on every rank",
         kind=Kind.STRATEGY,
     ),
     Check(
@@ -361,14 +362,14 @@ STRATEGY_CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "model_values",
-        "what is loaded into the model stays",
+        "values that are loaded into the model stay",
         check_model_values,
         hint="take_model_values: `for piece in self.pieces: self.model.fill(piece)`",
         kind=Kind.STRATEGY,
     ),
     Check(
         "checkpoints",
-        "what it saves others load, and the other way round",
+        "other strategies load its checkpoints, and it loads theirs",
         check_checkpoints_of_strategy,
         requires_processes,
         hint="a piece holds the elements that its spec names, in their order",

@@ -315,7 +315,7 @@ def bound_checks(
     expected, known = dict(xfail or {}), {check.id for check in listed}
     for unknown in sorted(set(expected) - known):
         raise UnknownNameError(
-            f"xfail={unknown!r}: no such check; there are {', '.join(sorted(known))}", name=unknown
+            f"xfail={unknown!r}: there is no such check; there are {', '.join(sorted(known))}", name=unknown
         )
     _require_taken(name, kind, settings or {}, listed)
     return [BoundCheck(check, name, settings or {}, expected.get(check.id)) for check in listed]

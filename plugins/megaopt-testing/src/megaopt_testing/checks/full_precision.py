@@ -45,8 +45,8 @@ def check_full_precision(optimizer: str, **settings: Any) -> None:
         }
         if rounded:
             trial.fail(
-                f"{some(sorted(rounded))} are float32, and hold {what} numbers only. Compute in the dtype of the "
-                "parameter; if less is meant, keep less and declare it in `state_dtypes`"
+                f"{some(sorted(rounded))} are float32 but hold only {what} numbers. Compute in the dtype of "
+                "the parameter; to keep fewer bits, declare them in `state_dtypes`"
             )
         less = _stepped(trial, lambda grad, dtype=dtype: grad.to(dtype).float())  # type: ignore[misc] # a default
         deaf = [
@@ -56,8 +56,8 @@ def check_full_precision(optimizer: str, **settings: Any) -> None:
         ]
         if deaf:
             trial.fail(
-                f"gradients that are rounded to {what} move {some(deaf)}, and their state, to the same bits: they are "
-                "rounded before they are used. Read `param.grad` in its own dtype"
+                f"rounding the gradients to {what} changes no bit of {some(deaf)} and their state: the step "
+                "rounds gradients first. Read `param.grad` in its own dtype"
             )
 
 

@@ -45,11 +45,9 @@ def check_gradient_accumulation(optimizer: str, **settings: Any) -> None:
     different = differences(*results)
     if different:
         trial.fail(
-            f"a gradient accumulated over {MICRO_BATCHES} micro-batches steps otherwise than the same "
-            "gradient of one "
-            f"batch: {some(different)} differ. Does it count backward passes, or hook into them? Only `step` "
-            "may look at "
-            "gradients"
+            f"the gradient of {MICRO_BATCHES} micro-batches gives another step than the same gradient of one "
+            f"batch: {some(different)} differ. Does the optimizer count backward passes, or hook into them? "
+            "Only `step` may look at gradients"
         )
 
 
@@ -87,15 +85,15 @@ def _steps_in_fp32(trial: Trial) -> None:
     ]
     if left_out:
         trial.fail(
-            f"an infinite gradient of {_POISONED!r} changes the step of {some(left_out)}, whose gradients are "
-            "finite. In fp32 the step is made as torch.optim makes it; do not skip it yourself"
+            f"an infinite gradient of {_POISONED!r} changes the step of {some(left_out)}, whose gradients "
+            "are finite. In fp32 torch.optim makes such a step; do not skip it yourself"
         )
     if torch.equal(poisoned[_POISONED], before[_POISONED]) and not torch.equal(
         clean[_POISONED], before[_POISONED]
     ):
         trial.fail(
-            f"an infinite gradient of {_POISONED!r} in fp32 leaves that parameter as it was. The step is made "
-            "as torch.optim makes it; do not skip a parameter yourself"
+            f"an infinite gradient of {_POISONED!r} in fp32 does not change that parameter. torch.optim "
+            "makes such a step; do not skip a parameter yourself"
         )
 
 
@@ -118,8 +116,8 @@ def _shows_nan(trial: Trial) -> None:
     ]
     if state and all(bool(each.isfinite().all()) for each in (weight.detach(), *state)):
         trial.fail(
-            "a gradient with a NaN leaves a parameter and its state finite: it is hidden, and a run that went wrong "
-            "goes on. Use gradients as they are; the core looks for values that are not finite"
+            "a gradient with a NaN leaves a parameter and its state finite, so a broken run goes on "
+            "unnoticed. Use gradients unchanged; the core looks for values that are not finite"
         )
 
 
@@ -140,11 +138,13 @@ def _second_step(trial: Trial, poison: str | None, *, clip_grad: float) -> tuple
         if isinstance(error, MegaoptError) or poison is None:
             raise
         trial.fail(
-            f"an infinite gradient in fp32 raises {type(error).__name__}: {error}. Step, as torch.optim does: "
-            "whether such a step is skipped is decided before the optimizer is asked"
+            f"an infinite gradient in fp32 raises {type(error).__name__}: {error}. Make the step, as "
+            "torch.optim does: the core decides which steps are skipped"
         )
     if not result.update_successful:
-        trial.fail("an infinite gradient in fp32: update_successful is False, where torch.optim steps")
+        trial.fail(
+            "update_successful is False after an infinite gradient in fp32; torch.optim makes this step"
+        )
     return before, params_of(built)
 
 
@@ -163,9 +163,8 @@ def _skips_in_bf16(trial: Trial) -> None:
     different = differences(*results)
     if different:
         trial.fail(
-            f"a step that was skipped for an infinite gradient changes the one after it: {some(different)} "
-            "differ. "
-            "Something outside `optimizer.state` remembers the gradient"
+            f"a step that was skipped for an infinite gradient changes the next step: {some(different)} "
+            "differ. Something outside `optimizer.state` remembers the gradient"
         )
 
 
@@ -174,8 +173,8 @@ def _skip(trial: Trial, model: torch.nn.Module, built: MegatronOptimizer) -> Non
     result = trial.step_given(model, built, 7, poison=_POISONED)
     if tuple(result) != (False, None, None):
         trial.fail(
-            f"an infinite gradient in bf16 returns {tuple(result)}; (False, None, None) says that the step "
-            "was skipped"
+            f"an infinite gradient in bf16 returns {tuple(result)}; a skipped step returns (False, None, "
+            "None)"
         )
     different = differences(before, snapshot(built))
     if different:

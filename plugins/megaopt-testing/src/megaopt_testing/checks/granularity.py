@@ -106,8 +106,9 @@ def _require_elements(
         if not same_bits(whole.detach().view(-1), torch.cat([piece.detach() for piece in slices])):
             told = "".join(f" with {key}={value!r}" for key, value in needed.items())
             trial.fail(
-                f"it is declared to work element by element{told} at an alignment of {entry.alignment}, and step "
-                f"{step + 1} of slices of {ends[-1]} elements differs from that of the whole tensor. If it looks at "
-                'whole tensors, or at their shape, declare granularity="tensor" (`granularity_for` where settings '
-                "decide); if at blocks, their length as `alignment`"
+                f"it is declared to work element by element{told} at an alignment of {entry.alignment}, but "
+                f"step {step + 1} of slices of {ends[-1]} elements differs from the step of the whole "
+                'tensor. If it reads whole tensors or their shape, declare granularity="tensor" (or '
+                "`granularity_for`, if settings decide); if it reads blocks, declare their length as "
+                "`alignment`"
             )

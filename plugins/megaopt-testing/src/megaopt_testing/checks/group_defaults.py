@@ -46,8 +46,8 @@ def require_group_defaults(trial: Trial) -> None:
     usual = alone.end({}, [{}])
     if not _same(usual, alone.end({}, [{}, {}])):
         trial.fail(
-            "the same parameters with the same settings go elsewhere in two groups than in one. A step goes by the "
-            "settings of a group, never by how many groups there are or which is the first"
+            "the same parameters with the same settings get other values in two groups than in one. A step "
+            "must read the settings of each group, and not how many groups there are or which is the first"
         )
     for key, value in alone.defaults():
         for other in other_values(value):
@@ -58,8 +58,9 @@ def require_group_defaults(trial: Trial) -> None:
             if not _same(found, [*usual[:half], *given[half:]]):
                 heard = "changes nothing" if _same(found, usual) else "leads elsewhere"
                 trial.fail(
-                    f"{key}={other!r} in the second of two groups {heard}, where {key}={other!r} in the constructor "
-                    f"acts: what that was given is the first value only. Read `group[{key!r}]` in every step"
+                    f"{key}={other!r} in the second of two groups {heard}, but {key}={other!r} in the "
+                    f"constructor acts: the constructor gives only default values. Read `group[{key!r}]` in "
+                    "every step"
                 )
             break
 

@@ -69,18 +69,22 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
             deaf = [] if deaf != moved else _deaf_for_long(trial, key, override, moved, lr)
         if deaf:
             trial.fail(
-                f"another {what} for their group changes nothing about {some(deaf)}. Read `group[{what!r}]` in every "
-                "step; what the constructor was given is the first value only, of groups that say nothing else"
+                f"another {what} for their group changes nothing about {some(deaf)}. Read "
+                f"`group[{what!r}]` in every step; the constructor gives only the default"
             )
         reached = _differ(rest, plain, changed, before)
         if reached:
-            trial.fail(f"another {what} for the group of {some(target)} moves {some(reached)} otherwise")
+            trial.fail(
+                f"another {what} for the group of {some(target)} also changes {some(reached)}, which are in "
+                "another group"
+            )
         if everywhere is not None:
             expected, _ = _run(trial, overrides=same, **everywhere)
             other = _differ(moved, expected, changed, before)
             if other:
                 trial.fail(
-                    f"{what} set for a group moves {some(other)} otherwise than the same {what} set for all"
+                    f"{what} set for a group moves {some(other)} to other values than the same {what} set "
+                    "for all"
                 )
         if what == "weight_decay":
             _require_shrinking(trial, moved, plain, changed, before)
@@ -103,8 +107,8 @@ def _require_proportional(trial: Trial, names: list[str], lr: float) -> None:
         other = [name for name, ratio in ratios.items() if abs(ratio - 2) > _FAR]  # NaN is not
         if other:
             trial.fail(
-                f"at twice the learning rate {what} alone moves {some(other)} {ratios[other[0]]:.3g} times as far in a "
-                "first step. Multiply by the learning rate once: schedules, and whoever tunes it, go by that"
+                f"at twice the learning rate {what} alone moves {some(other)} {ratios[other[0]]:.3g} times "
+                "as far in a first step. Multiply by the learning rate once: schedules and users rely on it"
             )
 
 

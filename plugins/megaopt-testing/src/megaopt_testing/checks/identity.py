@@ -66,9 +66,8 @@ def check_no_silent_fallback(optimizer: str, **settings: Any) -> None:
         if same:
             trial.fail(
                 f"it moves {some(same)} as {what} with its learning rate does. If it cannot step such "
-                "parameters, let `accepts` "
-                "refuse them and name a `fallback`, so that reports say who steps them; if it shares its first steps "
-                "with that optimizer, say so by `same_as`"
+                "parameters, refuse them in `accepts` and name a `fallback`, so that reports show who steps "
+                "them. If it shares its first steps with that optimizer, declare `same_as`"
             )
 
 
@@ -94,8 +93,8 @@ def _require_shared(
         if any(_same_step(before[name], after[name], other[name]) for name in trial.own_names(built)):
             return
     trial.fail(
-        f"it says same_as={entry.same_as!r}, and moves no parameter as {shared.__name__} does in its first {_STEPS} "
-        "steps. Say `same_as` of what shares its steps only"
+        f"it declares same_as={entry.same_as!r}, but its first {_STEPS} steps move no parameter as "
+        f"{shared.__name__} does. Declare `same_as` only for shared steps"
     )
 
 
@@ -150,7 +149,8 @@ def _require_equal(
     different = [name for name in names if not same_bits(alone[name], after[name])]
     if different:
         trial.fail(
-            f"it is torch's {entry.load_class().__name__} by its entry, and moves {some(different)} otherwise"
+            f"its entry is torch's {entry.load_class().__name__}, but it moves {some(different)} to other "
+            "values"
         )
 
 
@@ -174,7 +174,7 @@ def check_report(optimizer: str, **settings: Any) -> None:
     listed = [row.name for row in built.report().params]
     missing = [name for name, _ in model.named_parameters() if listed.count(name) != 1]
     if missing:
-        trial.fail(f"its report does not list once: {some(missing)}")
+        trial.fail(f"the report does not list these parameters exactly once: {some(missing)}")
     built.record_changes(exact=True)
     for step in range(_STEPS - 1):
         trial.step_given(model, built, step)
@@ -183,7 +183,7 @@ def check_report(optimizer: str, **settings: Any) -> None:
         trial.step_given(model, built, step)
         unmoved = [name for name, value in params_of(built).items() if same_bits(value, before[name])]
         if unmoved:
-            trial.fail(f"a step with non-zero gradients leaves {some(unmoved)} as they were")
+            trial.fail(f"a step with non-zero gradients does not change {some(unmoved)}")
     for row in built.report(after_step=True).parts:
         if row.changed != row.stepped:
             trial.fail(
@@ -212,8 +212,8 @@ def _require_tiny(trial: Trial) -> None:
     left = sorted(moved[0] - moved[1])
     if left:
         trial.fail(
-            f"gradients of size {_TINY:g} leave {some(left)} where they were, those of size 1 move them. Step whatever "
-            "the gradient is; a loss that is scaled otherwise has such gradients"
+            f"gradients of size {_TINY:g} do not move {some(left)}, but those of size 1 do. Make the step "
+            "for every size of gradient; a run with another loss scale has such gradients"
         )
 
 
@@ -231,6 +231,6 @@ def _require_lasting(trial: Trial) -> None:
         unmoved = [name for name in moving if same_bits(after[name], before[name])]
         if unmoved:
             trial.fail(
-                f"step {step + 1} leaves {some(unmoved)} as they were, which the first step moves: does it stop, or "
-                "step every other time?"
+                f"step {step + 1} does not change {some(unmoved)}, but the first step does: does the "
+                "optimizer stop, or step only every other time?"
             )

@@ -33,8 +33,8 @@ def check_late_gradients(optimizer: str, **settings: Any) -> None:
     left = [name for name in names if same_bits(found[name], late[name])]
     if left:
         trial.fail(
-            f"{some(left)} get their first gradient in step {_WITHOUT + 1}, and never move. Make the state of a "
-            "parameter when its first gradient comes, not once for all"
+            f"{some(left)} get their first gradient in step {_WITHOUT + 1}, but never move. Make the state "
+            "of a parameter when its first gradient comes"
         )
 
 

@@ -70,7 +70,7 @@ def _require_no_graph(trial: Trial, built: MegatronOptimizer, own: set[str]) -> 
     ]
     if found:
         trial.fail(
-            f"{some(found)} needs a gradient: it holds on to what it was computed from, of every step before. Compute "
+            f"{some(found)} needs a gradient, so it keeps the graphs of all earlier steps in memory. Compute "
             "under `torch.no_grad()`"
         )
 
@@ -89,8 +89,8 @@ def _require_bounded(trial: Trial, model: torch.nn.Module, built: MegatronOptimi
     ]
     if growing:
         trial.fail(
-            f"{some(growing)} keeps another tensor in its attributes with every step. Memory is to end somewhere: keep "
-            "averages, or the last few"
+            f"{some(growing)} keeps another tensor in its attributes with every step, so memory grows "
+            "without end. Keep averages, or the last few tensors"
         )
 
 
@@ -185,8 +185,8 @@ def _require_unseeded(trial: Trial, after: Sequence[Mapping[str, Any]], what: st
     seeded = [name for name in first.keys() & second.keys() if first[name] == second[name]]
     if seeded:
         trial.fail(
-            f"{what} seeds a random generator of the process ({some(sorted(seeded))}): whatever is drawn next is the "
-            "same every time. Use a torch.Generator of your own, made in the step from numbers that are in "
+            f"{what} seeds a random generator of the process ({some(sorted(seeded))}), so every later draw "
+            "is the same each time. Use a torch.Generator of your own, made in the step from numbers in "
             "`optimizer.state`"
         )
 
@@ -195,5 +195,6 @@ def _require_kept(trial: Trial, before: Mapping[str, Any], what: str) -> None:
     changed = [name for name, value in process_settings().items() if value != before[name]]
     if changed:
         trial.fail(
-            f"{what} changes for the whole process what {some(changed)} sets. Put it back before it returns"
+            f"{what} changes a setting of the whole process: {some(changed)}. Restore it before the step "
+            "returns"
         )

@@ -49,9 +49,8 @@ def check_tied_parameters(optimizer: str, **settings: Any) -> None:
     different = differences(*results)
     if different:
         trial.fail(
-            "a layer that is registered under two names is stepped otherwise than one registered once: "
-            f"{some(different)} "
-            "differ. Step the parameters of the groups and no others: they hold each tensor once"
+            f"a layer under two names gets another step than a layer under one: {some(different)} differ. "
+            "Step only the parameters of the groups, which hold each tensor once"
         )
 
 
@@ -89,7 +88,7 @@ def check_frozen_parameters(optimizer: str, **settings: Any) -> None:
         trial.step_given(model, built, step)
     moved = [name for name in _FROZEN if not same_bits(before[name], named[name].detach())]
     if moved:
-        trial.fail(f"frozen parameters are changed by a step: {some(moved)}")
+        trial.fail(f"a step changes frozen parameters: {some(moved)}")
     for name in _FROZEN_LATER:
         named[name].requires_grad_(False)  # noqa: FBT003 - torch takes no name
     before, kept = params_of(built), state_of(built)
@@ -97,9 +96,8 @@ def check_frozen_parameters(optimizer: str, **settings: Any) -> None:
     moved = [name for name in _FROZEN_LATER if not same_bits(before[name], named[name].detach())]
     if moved:
         trial.fail(
-            f"parameters without a gradient are changed by a step: {some(moved)}. Skip a parameter whose "
-            "`grad` is None "
-            "before anything is done to it, weight decay included"
+            f"a step changes parameters without a gradient: {some(moved)}. Skip a parameter whose `grad` is "
+            "None first, before weight decay too"
         )
     if get_registry().optimizer(optimizer).granularity is not Granularity.GROUP:
         later = state_of(built)
@@ -108,6 +106,6 @@ def check_frozen_parameters(optimizer: str, **settings: Any) -> None:
         ]
         if changed:
             trial.fail(
-                f"a step of others changes the state of parameters without a gradient: {some(changed)}. Averages and "
-                "counts go on where there is a gradient"
+                "a step of other parameters changes the state of parameters without a gradient: "
+                f"{some(changed)}. Update averages and counts only where there is a gradient"
             )

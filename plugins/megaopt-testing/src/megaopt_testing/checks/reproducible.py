@@ -89,9 +89,8 @@ def _resume(trial: Trial, dtype: torch.dtype, needed: dict[str, Any]) -> None:
         loaded = torch.load(saved, weights_only=True)
     except (pickle.PicklingError, pickle.UnpicklingError, TypeError, AttributeError) as error:
         trial.fail(
-            f"its state does not go through torch.save and torch.load(weights_only=True): {error}. Keep "
-            "tensors, numbers, "
-            "strings and containers of them in `optimizer.state`"
+            f"torch.save and torch.load(weights_only=True) fail for its state: {error}. Keep only tensors, "
+            "numbers, strings and containers of them in `optimizer.state`"
         )
     fresh = trial.model(seed=1, dtype=dtype)
     resumed = trial.build(fresh, **needed)
@@ -104,9 +103,9 @@ def _resume(trial: Trial, dtype: torch.dtype, needed: dict[str, Any]) -> None:
     different = differences(snapshot(through), snapshot(resumed))
     if different:
         trial.fail(
-            f"{_HALF} + {_HALF} steps over a checkpoint are not {2 * _HALF} steps ({dtype}): "
-            f"{some(different)} differ. What a "
-            "step remembers belongs in `optimizer.state` or in the group, not in attributes"
+            f"{_HALF} + {_HALF} steps with a checkpoint between them do not equal {2 * _HALF} steps "
+            f"({dtype}): {some(different)} differ. Keep everything that a step remembers in "
+            "`optimizer.state` or in the group, not in attributes"
         )
 
 
@@ -126,8 +125,9 @@ def _resume_late(trial: Trial) -> None:
     different = differences(snapshot(through), snapshot(resumed))
     if different:
         trial.fail(
-            f"{LONG // 2} + {LONG // 2} steps over a checkpoint are not {LONG} steps: {some(different)} differ. What "
-            "counts steps belongs in `optimizer.state` or in the group, not in attributes"
+            f"{LONG // 2} + {LONG // 2} steps with a checkpoint between them do not equal {LONG} steps: "
+            f"{some(different)} differ. Keep everything that counts steps in `optimizer.state` or in the "
+            "group, not in attributes"
         )
 
 
@@ -154,6 +154,5 @@ def check_deterministic(optimizer: str, **settings: Any) -> None:
     if different:
         trial.fail(
             f"two runs from one seed differ in {some(different)}. Draw random numbers from torch's default "
-            "generator, and keep "
-            "nothing in the class or the module that outlives an optimizer"
+            "generator, and keep nothing in the class or the module"
         )

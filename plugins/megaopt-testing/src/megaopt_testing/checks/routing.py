@@ -37,8 +37,8 @@ def check_meta_routing(optimizer: str, **settings: Any) -> None:
     different = [name for name in told[0] if told[0][name] != told[1].get(name)]
     if different:
         trial.fail(
-            f"{some(different)} are routed otherwise on the meta device. Let `accepts`, overrides and predicates go by "
-            "names, shapes and roles, never by values or devices"
+            f"a model on the meta device gets another routing: {some(different)} differ. `accepts`, "
+            "overrides and predicates may use names, shapes and roles, never values or devices"
         )
 
 

@@ -107,7 +107,7 @@ def _require_seen(
     seen = [group for part in built.parts for group in groups_of.get(id(part.inner), [])]
     if len(seen) != len(expected):
         trial.fail(
-            f"its inner optimizers have {len(seen)} groups where {len(expected)} are scheduled; keep "
+            f"its inner optimizers have {len(seen)} groups, but {len(expected)} are scheduled; keep "
             "param_groups as given"
         )
     for index, (inside, wanted) in enumerate(zip(seen, expected, strict=True)):
@@ -115,8 +115,8 @@ def _require_seen(
         for key, value in inside.items():
             if abs(value - wanted[key]) > 1e-9:
                 trial.fail(
-                    f"{scheduler} sets {key}={wanted[key]:.6g} in group {index}, its inner optimizer steps "
-                    f"with {value:.6g}"
+                    f"{scheduler} sets {key}={wanted[key]:.6g} in group {index}, but its inner optimizer "
+                    f"steps with {value:.6g}"
                 )
             if abs(outside[key] - wanted[key]) > 1e-9:
                 trial.fail(
@@ -131,7 +131,7 @@ def _require_still(trial: Trial, model: nn.Module, built: MegatronOptimizer) -> 
     moved = [name for name, value in params_of(built).items() if not torch.equal(value, before[name])]
     if moved:
         trial.fail(
-            f"the schedule says learning rate 0, and a step moves {some(moved)}. Read `group['lr']` in every step; "
-            "what the constructor was given is only its first value. Slow weights and averages that it keeps "
-            "take the parameter nowhere either then"
+            f"the schedule gives learning rate 0, but a step moves {some(moved)}. Read `group['lr']` in "
+            "every step; the constructor gives only its first value. Slow weights and averages must not "
+            "move the parameter at learning rate 0 either"
         )

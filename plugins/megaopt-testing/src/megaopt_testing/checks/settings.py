@@ -163,7 +163,6 @@ def check_settings_used(optimizer: str, **settings: Any) -> None:
     ignored = sorted(set(own_settings(optimizer)) - read)
     if ignored:
         trial.fail(
-            f"nothing reads the settings {some(ignored)} when it is built: whoever sets them is not heard. "
-            "Pass them on in "
-            "config_to_kwargs, or drop them"
+            f"no build reads the settings {some(ignored)}, so they have no effect. Pass them on in "
+            "config_to_kwargs, or remove them"
         )

@@ -69,8 +69,9 @@ def check_settings_act(optimizer: str, **settings: Any) -> None:
                     tried = tried and _silent(trial, info, usual[name], {other: value})
         if tried and not _acts_late(trial, info, usual[name]):
             trial.of.fail(
-                f"{name} does nothing: {', '.join(map(repr, tried))} and its default {info.default!r} lead to the same "
-                'bits. Read it in every step; if it acts elsewhere only, say so by metadata={"elsewhere": "where"}'
+                f"{name} does nothing: {', '.join(map(repr, tried))} and its default {info.default!r} give "
+                "the same bits. Read it in every step; if it acts only elsewhere, declare "
+                'metadata={"elsewhere": "where"}'
             )
 
 
@@ -139,7 +140,8 @@ def _require_same_place(trial: _Runs, name: str) -> None:
     ]
     if other:
         trial.of.fail(
-            f"{name}=True leads {some(other)} elsewhere than False: it is a way to compute one and the same step"
+            f"{name}=True gives other values of {some(other)} than False, but it is only another way to "
+            "compute the same step"
         )
 
 

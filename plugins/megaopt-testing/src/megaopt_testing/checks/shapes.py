@@ -65,12 +65,13 @@ def check_shapes(optimizer: str, **settings: Any) -> None:
             continue
         if not bool(found.isfinite().all()):
             trial.fail(
-                f"a parameter of shape {shape} has values that are not finite after {_STEPS} steps with finite "
-                "gradients. A standard deviation, or a mean without the element itself, does not exist there"
+                f"a parameter of shape {shape} has values that are not finite after {_STEPS} steps with "
+                "finite gradients. A standard deviation of one element, or a mean without the element "
+                "itself, does not exist"
             )
         single = found.numel() == 1 and len(shape) < 2
         if single and moves and torch.equal(found, values_of(shape)):
-            trial.fail(f"a parameter of shape {shape} stays where it was, and one of shape {_USUAL} moves")
+            trial.fail(f"a parameter of shape {shape} does not move, but one of shape {_USUAL} does")
         alone = entry.granularity is Granularity.ELEMENT and entry.alignment <= DEFAULT_ALIGNMENT
         if single and usual is not None and alone:
             _require_element(trial, shape, found, usual)
@@ -87,7 +88,7 @@ def _require_large(trial: Trial) -> None:
         moved[shape] = {name for name in own if not torch.equal(own[name].detach(), before[name])}
     left = moved[6, 4] - moved[_LARGE]
     if left:
-        trial.fail(f"a matrix of shape (6, 4) moves, one of shape {_LARGE} stays where it was")
+        trial.fail(f"a matrix of shape {_LARGE} does not move, but one of shape (6, 4) does")
 
 
 def _require_element(trial: Trial, shape: tuple[int, ...], found: torch.Tensor, usual: torch.Tensor) -> None:
@@ -95,8 +96,8 @@ def _require_element(trial: Trial, shape: tuple[int, ...], found: torch.Tensor, 
     moved = (first - values_of(_USUAL)[0]).abs()
     if (found.reshape(-1)[0] - first).abs() > _CLOSE * moved + 1e-6 * first.abs():
         trial.fail(
-            f"it is declared to work element by element, and a parameter of shape {shape} goes to {found.item():.6g}, "
-            f"the same element of a vector to {first.item():.6g}"
+            f"it is declared to work element by element, but a parameter of shape {shape} becomes "
+            f"{found.item():.6g} where the same element of a vector becomes {first.item():.6g}"
         )
 
 
@@ -156,5 +157,5 @@ def step_of(trial: Trial, built: MegatronOptimizer, of: str) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
         trial.fail(
-            f"a step of {of} raises {type(error).__name__}: {error}. Step it, or let `accepts` refuse it"
+            f"a step of {of} raises {type(error).__name__}: {error}. Step it, or refuse it in `accepts`"
         )

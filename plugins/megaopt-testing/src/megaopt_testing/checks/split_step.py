@@ -88,7 +88,7 @@ def check_split_step(optimizer: str, **settings: Any) -> None:
                 trial,
                 whole.values(),
                 sliced.values(),
-                f"local_updates does something else to slices ({what})",
+                f"local_updates gives other results for slices ({what})",
             )
             whole.finish(updates)
             sliced.finish(parts)
@@ -102,7 +102,7 @@ def check_split_step(optimizer: str, **settings: Any) -> None:
                 trial,
                 whole.everything(),
                 sliced.everything(),
-                f"apply does something else to slices ({what})",
+                f"apply gives other results for slices ({what})",
             )
 
 

@@ -39,12 +39,10 @@ def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
         name for name, param in model.named_parameters() if not torch.equal(param.detach(), before[name])
     ]
     if moved:
-        trial.fail(f"building it moves {some(moved)}; init_state_fn must leave parameters alone")
+        trial.fail(f"the build moves {some(moved)}; init_state_fn must not change parameters")
     with_gradient = [name for name, param in model.named_parameters() if param.grad is not None]
     if with_gradient:
-        trial.fail(
-            f"building it leaves gradients on {some(with_gradient)}; init_state_fn must take them away again"
-        )
+        trial.fail(f"the build leaves gradients on {some(with_gradient)}; init_state_fn must remove them")
     in_groups = [
         key
         for key, value in settings_of(built).items()
@@ -52,8 +50,8 @@ def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
     ]
     if in_groups:
         trial.fail(
-            f"it keeps tensors in its groups: {some(in_groups)}. A group holds settings, and is shared out otherwise "
-            "than its parameters: state belongs in `optimizer.state[param]`"
+            f"it keeps tensors in its groups: {some(in_groups)}. A group holds settings only; keep state in "
+            "`optimizer.state[param]`"
         )
     at_first = {**layout(state_of(built)), **layout(settings_of(built))}
     for step in range(2):
@@ -142,8 +140,7 @@ def _require_same_start(trial: Trial, stepped: MegatronOptimizer) -> None:
     different = [name for name in own if not torch.allclose(own[name], made[name], rtol=1e-5, atol=1e-7)]
     if different:
         trial.fail(
-            f"with the state that is made before the first step, the first steps differ from those of "
-            f"{type(stepped.parts[0].inner).__name__} by itself: {some(different)}. Give the entry an "
-            "init_state_fn that makes "
-            "the state from which the first step arrives at the same place"
+            "the state before the first step gives other first steps than "
+            f"{type(stepped.parts[0].inner).__name__} alone: {some(different)}. Give the entry an "
+            "init_state_fn whose state leads to the same values"
         )

@@ -53,8 +53,8 @@ def check_strides(optimizer: str, **settings: Any) -> None:
             trial,
             shape,
             ends,
-            f"{what} goes elsewhere than the same values in plain order. Use `reshape`, not `view` or memory itself, "
-            "and make state with `zeros_like(param)`",
+            f"{what} gets other values than in plain order. Use `reshape`, not `view` or raw memory, and "
+            "make state with `zeros_like(param)`",
         )
     for what, shape, order in _GRADIENTS:
         plain: _Change = lambda values, order=order: order(values).contiguous()  # type: ignore[misc] # noqa: E731
@@ -64,8 +64,8 @@ def check_strides(optimizer: str, **settings: Any) -> None:
             trial,
             shape,
             ends,
-            f"{of} goes elsewhere than with the same values in plain order. Use `reshape` and plain arithmetic on "
-            "`param.grad`, not `view` or memory itself",
+            f"{of} gets other values than in plain order. Use `reshape` and plain arithmetic on "
+            "`param.grad`, not `view` or raw memory",
             plain,
         )
 
@@ -129,7 +129,7 @@ def _end(
         model.beside.grad = values_of((6, 4), seed=30 + step)
         step_of(trial, built, of)
         if model.weight.grad is not grad or not same_bits(grad, gradient(values)):
-            trial.fail(f"a step of {of} changes its gradient, or puts another in its place. Work on a copy")
+            trial.fail(f"a step of {of} changes its gradient, or replaces it. Work on a copy")
     if order is _in_the_middle:
         _require_untouched(trial, model.weight, given)
     return model.weight.detach().clone()
@@ -191,5 +191,6 @@ def _require_untouched(trial: Trial, weight: torch.Tensor, given: torch.UntypedS
     beside = torch.cat([whole[:_AROUND], whole[-_AROUND:]])
     if not torch.equal(beside, torch.full_like(beside, _UNTOUCHED)):
         trial.fail(
-            "a step of a part of larger memory writes beside it. Write into the parameter, not into its memory"
+            "a step of a part of larger memory writes outside of the part. Write into the parameter, not "
+            "into its memory"
         )

@@ -39,8 +39,8 @@ def check_tensor_lr(optimizer: str, **settings: Any) -> None:
     ]
     if other:
         trial.fail(
-            f"with a learning rate that is a tensor {some(other)} go elsewhere than with the same number. Read "
-            '`group["lr"]` in every step, and keep no copy of it'
+            f"a learning rate that is a tensor gives other values of {some(other)} than the same number. "
+            'Read `group["lr"]` in every step, and keep no copy of it'
         )
 
 
@@ -77,7 +77,7 @@ def _step_with(
     except MegaoptError:
         raise
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-        trial.fail(f"with a learning rate that is a tensor a step raises {type(error).__name__}: {error}")
+        trial.fail(f"a step raises {type(error).__name__} for a learning rate that is a tensor: {error}")
     kept = all(group["lr"] is lr for group, lr in zip(built.param_groups, tensors, strict=True))
     if not kept or any(not torch.equal(lr, want) for lr, want in zip(tensors, wanted, strict=True)):
-        trial.fail("a step writes into the tensor that is its learning rate, or puts another in its place")
+        trial.fail("a step changes or replaces the tensor that is its learning rate")

@@ -67,8 +67,8 @@ def check_gradients_untouched(optimizer: str, **settings: Any) -> None:
         ]
         if changed:
             trial.fail(
-                f"a step changes or removes the gradients of {some(changed)}. Work on a copy (`param.grad.mul(...)`, "
-                "not `mul_`); zero_grad() is the caller's"
+                f"a step changes or removes the gradients of {some(changed)}. Work on a copy "
+                "(`param.grad.mul(...)`, not `mul_`), and leave zero_grad() to the caller"
             )
 
 
@@ -79,8 +79,8 @@ def _require_plain(trial: Trial, step: int, grads: Mapping[str, torch.Tensor], p
     other = [name for name, param in model.named_parameters() if not same_bits(param.grad, grads[name])]
     if other:
         trial.fail(
-            f"the backward pass leaves other gradients of {some(other)} than without it. Change copies of them in "
-            "`step`; register no hooks"
+            f"the optimizer changes the gradients that the backward pass leaves in {some(other)}. Change "
+            "copies of them in `step`, and register no hooks"
         )
 
 
@@ -106,13 +106,14 @@ def check_written_in_place(optimizer: str, **settings: Any) -> None:
     moved = [name for name, param in model.named_parameters() if param.data_ptr() != memory[name]]
     if moved:
         trial.fail(
-            f"a step gives {some(moved)} other memory. Write with `param.add_(...)` or `param.copy_(...)`, never "
-            "`param.data = ...`"
+            f"a step replaces the memory of {some(moved)}. Write with `param.add_(...)` or "
+            "`param.copy_(...)`, never `param.data = ...`"
         )
     frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
     if frozen:
         trial.fail(
-            f"a step sets requires_grad of {some(frozen)} to False. What trains is the caller's to say"
+            f"a step sets requires_grad of {some(frozen)} to False. Only the caller decides which parameters "
+            "train"
         )
     _require_taken_over(trial, model, built)
 
@@ -135,8 +136,8 @@ def _require_taken_over(trial: Trial, model: nn.Module, built: MegatronOptimizer
     taken_back = [name for name in left[1] if name not in left[0]]
     if taken_back:
         trial.fail(
-            f"other values are written into {some(taken_back)}, and a step at learning rate 0 takes them back: it "
-            "writes what it has kept. Go on from the values of the parameter"
+            f"new values were written into {some(taken_back)}, and a step at learning rate 0 writes the old "
+            "ones back. Start each step from the values of the parameter"
         )
 
 
@@ -165,8 +166,8 @@ def check_this_gradient(optimizer: str, **settings: Any) -> None:
         ]
         if deaf:
             trial.fail(
-                f"step {earlier + 1} moves {some(deaf)} alike whatever their gradient is. Read `param.grad` of the "
-                "step that is made, not one that was kept"
+                f"step {earlier + 1} ignores the gradients of {some(deaf)}. Read `param.grad` in each step, "
+                "and not a kept one"
             )
 
 
@@ -198,7 +199,8 @@ def check_no_gradients(optimizer: str, **settings: Any) -> None:
         changed = differences(before, snapshot(built))
         if changed:
             trial.fail(
-                f"{when} without gradients changes {some(changed)}; count and decay where there is a gradient"
+                f"{when} without gradients changes {some(changed)}; count steps and decay weights only where "
+                "there is a gradient"
             )
         trial.step_given(model, built, 0)
 

@@ -28,13 +28,13 @@ def load_named(point: EntryPoint) -> Any:
         return point.load()
     except ModuleNotFoundError as error:
         if error.name and f"{point.module}.".startswith(f"{error.name}."):
-            raise PluginError(f"{line} asks for module {error.name!r}, which there is not") from error
+            raise PluginError(f"{line} asks for module {error.name!r}, which does not exist") from error
         raise
     except AttributeError as error:
         # A module whose import has failed is not kept: what is missing is the object.
         if point.attr and point.module in sys.modules:
             raise PluginError(
-                f"{line} asks for {point.attr!r} of module {point.module!r}, which has none"
+                f"{line} asks for {point.attr!r} of module {point.module!r}, which does not have it"
             ) from error
         raise
 

@@ -60,7 +60,7 @@ def check_signatures(whose: str, record: OptimizerEntry | ScheduleStyle) -> None
             continue
         called = f"it is called as {field}({', '.join(given)})"
         if not callable(function):
-            raise PluginError(f"{whose}: {field} is of type {type(function).__name__}, no function; {called}")
+            raise PluginError(f"{whose}: {field} must be a function, got {type(function).__name__}; {called}")
         taken = _signature(function)
         if taken is not None and not _takes(taken, given):
             own = ", ".join(taken.parameters) or "nothing"

@@ -35,7 +35,7 @@ def requires_shards(entry: OptimizerEntry) -> str | None:
     """
     missing = [name for name in _OWN if name not in get_registry().strategies()]
     if missing:
-        return f"the kit's strategies {', '.join(missing)} are not there: is the plugin 'testing' blocked?"
+        return f"the kit's strategies {', '.join(missing)} are missing: is the plugin 'testing' blocked?"
     return processes_missing()
 
 
@@ -160,8 +160,8 @@ def check_sharded(optimizer: str, **settings: Any) -> None:
                     f"under sharding={sharding!r} over {size} ranks",
                     alone,
                     values,
-                    "A step of a parameter, or of a slice where that is declared, may depend on nothing else that is "
-                    "stepped beside it",
+                    "The step of a parameter (or of a slice, if that is declared) may not depend on other "
+                    "parameters of the same step",
                 )
     if draws:
         raise DoesNotApply(_DRAWN)
@@ -176,8 +176,8 @@ def _draws(trial: Trial) -> bool:
 
 
 _DRAWN = (
-    "it raises nowhere, but its steps draw from torch's default generator: what a rank draws depends on what else it "
-    "steps, so that values cannot be compared"
+    "no rank raises, but the steps draw from torch's default generator. The draws of a rank depend on its "
+    "other parameters, so values cannot be compared"
 )
 
 
@@ -221,6 +221,7 @@ def check_resume_over_ranks(optimizer: str, **settings: Any) -> None:
     other = [name for name in alone if not torch.allclose(values[name], alone[name], rtol=1e-5, atol=1e-7)]
     if other:
         trial.fail(
-            f"saved by 2 ranks, loaded by 4 and then by 1, it arrives at other values of {some(other)} than without. "
-            "Is its state in the order of its parameter's elements, and nothing of it in attributes?"
+            f"saved by 2 ranks and loaded by 4 and then by 1, it gives other values of {some(other)} than "
+            "without checkpoints. Its state must have the order of the parameter's elements, and must not "
+            "be in attributes"
         )

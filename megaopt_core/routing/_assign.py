@@ -100,8 +100,8 @@ class Assigner:
         if refusal is not None:
             raise RoutingError(
                 f"{followed.name} gives {item.name!r} to {name!r}, which does not take it here (shape "
-                f"{item.part.shape}): {refusal}. Its roles were read by {followed.readers or 'nobody'} "
-                f"there, and by {item.decision.reader or 'nobody'} here. Set its matrix_view, or install the "
+                f"{item.part.shape}): {refusal}. Its roles were read by {followed.readers or 'no plugin'} "
+                f"there, and by {item.decision.reader or 'no plugin'} here. Set its matrix_view, or install the "
                 "reader of the roles",
                 names=[item.name],
             )

@@ -186,7 +186,7 @@ def _decision(stored: StoredRouting, item: InventoryItem) -> RoleDecision:
             raise RoutingError(
                 f"{stored.name}: {item.name!r} had the view {there.view} and the shape {there.shape}; here "
                 f"it has the view {here or 'no matrix'} and the shape {shape}. Set its attribute "
-                f"matrix_view, or install the reader of the roles: {stored.readers or 'nobody is named'}",
+                f"matrix_view, or install the reader of the roles: {stored.readers or 'it is not known'}",
                 names=[item.name],
             )
         return item.decision

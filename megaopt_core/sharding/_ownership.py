@@ -63,7 +63,7 @@ class Owners:
     def rows(self) -> list[tuple[str, Mapping[str, str]]]:
         """Return who steps each parameter, in words."""
         return [
-            (f"parameter {name!r}", {"": "; ".join(map(_words, owners)) or "nobody steps it"})
+            (f"parameter {name!r}", {"": "; ".join(map(_words, owners)) or "no rank steps it"})
             for name, owners in self.by_name.items()
         ]
 

@@ -170,8 +170,8 @@ def _by_position(optimizer: StatefulOptimizer, state_dict: Mapping[str, Any]) ->
     raise StateDictError(
         f"the state dict has {sum(theirs)} parameters without names, in groups of {', '.join(map(str, theirs))}; this "
         f"optimizer has {len(known)}, in groups of {', '.join(map(str, sizes))}. Without names only the position can "
-        "match them: build both with the same groups, save one that has param_names (a torch.optim class has them when "
-        "it is given model.named_parameters()), or give all trainable parameters of the model as one group"
+        "match them. Build both with the same groups, or give all trainable parameters of the model as one group. Or "
+        "save names: a torch.optim class that gets model.named_parameters() has param_names"
     )
 
 

@@ -182,7 +182,7 @@ def stepped_otherwise(
     views = {} if optimizer is None else views_of(optimizer)
     mine = "" if optimizer is None else readers_of(optimizer)
     brought = plugins_of(filter(None, steps.values()))
-    differ = f" (roles read by {readers or 'nobody'} there, by {mine or 'nobody'} here)"
+    differ = f" (roles read by {readers or 'no plugin'} there, by {mine or 'no plugin'} here)"
     otherwise = "" if readers == mine else differ
     found: dict[str, str] = {}
     for name, record in records.items():

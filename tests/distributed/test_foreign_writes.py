@@ -67,7 +67,7 @@ def test_all_ranks_raise_where_one_was_written_to(kind, staged):
     """They name the parameter, and nothing has moved."""
     answers = launch(written, 2, *OPTIONS[kind], staged, [1], False)
     assert answers[0][0] == answers[1][0]
-    assert "replicas have other values since somebody wrote to the model" in answers[0][0]
+    assert "replicas have other values after a write to the model" in answers[0][0]
     assert "parameter 'weight': norm " in answers[0][0]
     assert all(still for _, still in answers)
 

@@ -229,9 +229,9 @@ def test_groups_are_matched_by_name_whatever_their_order(mlp, build, give) -> No
                 state["param_groups"][0]["params"].pop(),
             ),
             "the state dict has 3 parameters without names, in groups of 3; this optimizer has 4, in groups of 4. "
-            "Without names only the position can match them: build both with the same groups, save one that has "
-            "param_names (a torch.optim class has them when it is given model.named_parameters()), or give all "
-            "trainable parameters of the model as one group",
+            "Without names only the position can match them. Build both with the same groups, or give all trainable "
+            "parameters of the model as one group. Or save names: a torch.optim class that gets "
+            "model.named_parameters() has param_names",
         ),
     ],
 )

@@ -214,7 +214,5 @@ def test_writes_that_no_counter_sees_are_told_a_step_later(waited_for):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(made, 1)
-    with pytest.warns(
-        UserWarning, match=r"somebody wrote to the model before the last step.*reload_model_params"
-    ):
+    with pytest.warns(UserWarning, match=r"the model was changed before the last step.*reload_model_params"):
         train(made, 1)

@@ -89,7 +89,7 @@ def test_without_stored_roles_those_of_here_hold() -> None:
     with pytest.raises(
         RoutingError,
         match=r"old gives 'head.weight' to 'whole', which does not take it here \(shape \(7, 4\)\): not a matrix\. Its "
-        r"roles were read by nobody there, and by .*stand_in.* here\. Set its matrix_view",
+        r"roles were read by no plugin there, and by .*stand_in.* here\. Set its matrix_view",
     ):
         route(config(), Model(), routing=wrong)
 

@@ -125,7 +125,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             adamw_kwargs,
             None,
             "adamw",
-            "AdamW: weight decay is decoupled, whatever decoupled_weight_decay says",
+            "AdamW: weight decay is decoupled; decoupled_weight_decay does not change that",
         ),
         "sgd": OptimizerEntry(
             optimizer_cls=torch.optim.SGD,

@@ -125,7 +125,7 @@ def _open(path: str | os.PathLike[str], ranks: Ranks, verify: bool) -> FileSourc
         source.folder.close()  # another run has put a new one in place between the first rank and the last
         if tries == _TRIES:
             raise CheckpointError(
-                f"the ranks see different checkpoints at {source.name}: it must be on a file system that all of "
-                "them share, and nobody may save to it meanwhile",
+                f"the ranks see different checkpoints at {source.name}: it must be on a file system that all "
+                "ranks share, and no process may save to it during the load",
                 path=source.name,
             )

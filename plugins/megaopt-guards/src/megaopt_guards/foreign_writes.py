@@ -20,9 +20,9 @@ WHOLE = 4096
 _WRITTEN, _BROUGHT = "guards.written", "guards.brought"
 
 _TOO_LATE = (
-    "somebody wrote to the model before the last step by means that no version counter sees (`param.data`, a kernel), "
-    "and the step went on from main values: nothing is read from the device before a step here. Call "
-    "optimizer.reload_model_params() after such a write"
+    "the model was changed before the last step in a way that no version counter sees (`param.data`, a "
+    "kernel), and the step used the old main values: nothing is read from the device before a step here. "
+    "Call optimizer.reload_model_params() after such a write"
 )
 
 

@@ -78,7 +78,7 @@ class RanksCompared(StepObserver):
             RankMismatchError: replicas have other values.
         """
         if not self.has_just_compared:
-            require_equal(self.optimizer, "since somebody wrote to the model")
+            require_equal(self.optimizer, "after a write to the model")
 
     def check(self) -> Sequence[str]:
         """Return everything that differs between replicas."""

@@ -55,7 +55,7 @@ def _require_whole_grads(index: int, wrapper: WrappedModel, *, scattered: bool) 
     if wrapper.scatters_grads or scattered:
         whose = "scatters gradients over ranks" if wrapper.scatters_grads else "has other gradient buffers"
         raise OwnershipError(
-            f"model chunk {index} was wrapped in {type(wrapper).__name__} after the optimizer was built, and it "
-            f"{whose}: what is stepped here is not what it reduces. Wrap the model first, and build the optimizer "
-            "for the wrapper"
+            f"model chunk {index} was wrapped in {type(wrapper).__name__} after the optimizer was built, and "
+            f"it {whose}: the optimizer steps other parts than the wrapper reduces. Wrap the model first, "
+            "and build the optimizer for the wrapper"
         )

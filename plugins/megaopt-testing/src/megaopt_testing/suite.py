@@ -71,7 +71,7 @@ CHECKS: tuple[Check, ...] = (
         "non_finite_gradients",
         "an infinite gradient steps in fp32, and is skipped without a trace in bf16",
         check_non_finite_gradients,
-        hint="step whatever the gradient is; the core decides which steps are skipped",
+        hint="make every step; the core decides which steps are skipped",
     ),
     Check(
         "tied_parameters",
@@ -180,7 +180,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "full_precision",
-        "what is kept in float32 is computed in float32",
+        "state in float32 is computed in float32",
         check_full_precision,
         hint="compute in the dtype of the parameter, and read gradients in their own",
     ),

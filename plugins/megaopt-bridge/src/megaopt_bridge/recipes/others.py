@@ -48,7 +48,7 @@ PRODIGYOPT: Mapping[str, Recipe] = {
 }
 
 _NOT_FINITE = "its decompositions do not exist for an infinite gradient"
-_NORMED = "it brings weights back to their norm, whatever the learning rate"
+_NORMED = "it brings weights back to their norm, for every learning rate"
 
 EMERGING: Mapping[str, Recipe] = {
     **dict.fromkeys(("PolarGrad", "SOAP", "Scion", "SinkhornMuon"), _MATRICES),

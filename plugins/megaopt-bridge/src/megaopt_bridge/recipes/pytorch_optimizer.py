@@ -101,7 +101,7 @@ PYTORCH_OPTIMIZER: Mapping[str, Recipe] = {
             "report": "it leaves out half of the blocks, by chance",
         }
     ),
-    "Nero": Recipe(fails={"one_schedule": "it brings every row back to norm 1, whatever the learning rate"}),
+    "Nero": Recipe(fails={"one_schedule": "it brings every row back to norm 1, for every learning rate"}),
     "RAdam": Recipe(fails={"report": "it moves nothing in its first five steps"}),
     "StableSPAM": Recipe(fails={"bit_exact_resume": _ATTRIBUTE}),
     "Shampoo": Recipe(

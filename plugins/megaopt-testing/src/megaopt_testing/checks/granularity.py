@@ -107,8 +107,7 @@ def _require_elements(
             told = "".join(f" with {key}={value!r}" for key, value in needed.items())
             trial.fail(
                 f"it is declared to work element by element{told} at an alignment of {entry.alignment}, but "
-                f"step {step + 1} of slices of {ends[-1]} elements differs from the step of the whole "
-                'tensor. If it reads whole tensors or their shape, declare granularity="tensor" (or '
-                "`granularity_for`, if settings decide); if it reads blocks, declare their length as "
-                "`alignment`"
+                f"its step {step + 1} differs between slices of {ends[-1]} elements and whole tensors. If it "
+                'reads whole tensors or their shape, declare granularity="tensor" (or `granularity_for`, if '
+                "settings decide); if it reads blocks, declare their length as `alignment`"
             )

@@ -39,12 +39,7 @@ from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._route import route, usual_modes
 from megaopt_core.routing._routing import Routing
 from megaopt_core.routing._sharding import reduced_elsewhere, strategy_layouts
-from megaopt_core.routing._wrapped_model import (
-    groups_of_wrapped,
-    require_as_planned,
-    require_same_overlap,
-    wrapped_buffers,
-)
+from megaopt_core.routing._wrapped_model import checked_buffers, groups_of_wrapped
 from megaopt_core.sharding._attached import buffers_alike, make_peer_groups
 from megaopt_core.sharding._wrapped import require_whole_grads
 
@@ -221,12 +216,10 @@ def optimizer_from_routing(
     with raised_on_all(pgs, "examining the model") as alike:
         if communicates(pgs.dense_dp):
             require_whole_grads(chunks)
-        require_as_planned(chunks, routing, fqn)
+        buffers = checked_buffers(chunks, routing, config, fqn)
         builder = ChildBuilder(config, chunks, pgs, fqn, grad_scaler(config), registry)
         model, twins = builder.live(routing)
         require_supported(config, routing, registry)
-        require_same_overlap(chunks, config)
-        buffers = wrapped_buffers(chunks, fqn)
         watched = WatchedModel(chunks, fqn, frozenset(routing.excluded))
         held = model_alike(watched.named_chunks(), set(model.params.values()), pgs, everything=False)
         alike.extend([*buffers_alike(buffers, pgs), *held])

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from megaopt_core.errors import MovedNameError, warn_user
 
 __all__ = [
+    "BUFFERS",
     "CHECKPOINT_READER",
     "DEFAULT_OPTIMIZER",
     "GUARDS",
@@ -42,6 +43,9 @@ CHECKPOINT_READER = "megaopt-checkpoint"
 
 GUARDS = "megaopt-guards"
 """The distribution whose step observers compare ranks."""
+
+BUFFERS = "megaopt-distributed"
+"""The distribution that checks models whose gradients lie in buffers."""
 
 STEP_RUNNER = "megaopt-device"
 """The distribution that runs inner steps otherwise than in place."""

@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megaopt_distributed.wrapped import wrapped_buffers
 from megaopt_core import OptimizerConfig, route
 from megaopt_core.sharding import World
 from megaopt_core.routing._sharding import strategy_layouts
-from megaopt_core.routing._wrapped_model import wrapped_buffers
 
 RANKS = int(sys.argv[1])
 LAYERS = max(2, 12 * RANKS // 512)

@@ -193,7 +193,7 @@ def test_another_routing_than_the_layouts_is_refused() -> None:
     layout = plan_full_param_layout(module, SHARDED, routing=route(config, module))
     wrapped = DistributedDataParallel(module, SHARDED, full_param_layout=layout)
     get_megatron_optimizer(config, wrapped)
-    with pytest.raises(RoutingChangedError, match="route 4 parameters otherwise"):
+    with pytest.raises(RoutingChangedError, match="change the routing of 4 parameters"):
         get_megatron_optimizer(OptimizerConfig(optimizer="sgd", lr=1e-2, sharding="distributed"), wrapped)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from megaopt_distributed.layout import LayoutInBuffers
     from megaopt_distributed.memory import FlatMemory, memory_of
     from megaopt_distributed.params import DistributedParams
+    from megaopt_distributed.wrapped import checked_buffers
 
 __all__ = [
     "DistributedDataParallel",
@@ -18,6 +19,7 @@ __all__ = [
     "DistributedParams",
     "FlatMemory",
     "LayoutInBuffers",
+    "checked_buffers",
     "memory_of",
     "plan_full_param_layout",
 ]
@@ -28,6 +30,7 @@ _HOME = {
     "DistributedParams": "params",
     "FlatMemory": "memory",
     "LayoutInBuffers": "layout",
+    "checked_buffers": "wrapped",
     "memory_of": "memory",
     "plan_full_param_layout": "ddp.planning",
 }

@@ -347,9 +347,9 @@ def test_muon_is_captured_where_it_reads_no_norm(monkeypatch) -> None:
     def as_a_batch(update, out, eps=1e-15, size=1.0):
         return norms.normalized(update.unsqueeze(0), out.unsqueeze(0), eps, size).squeeze(0)
 
-    def one_by_one(updates, out, eps, size):
+    def one_by_one(updates, out, eps):
         for update, slot in zip(updates, out, strict=True):
-            as_a_batch(update, slot, eps, size)
+            as_a_batch(update, slot, eps)
 
     monkeypatch.setattr(batches, "all_normalized", one_by_one)
     monkeypatch.setattr(newton_schulz, "normalized", as_a_batch)

@@ -29,6 +29,9 @@ type StateCode = ScaledCode | BlockCode
 BATCH_ELEMENTS = 2**24
 """Elements that are in fp32 at a time: with Adam, 16 bytes of temporary memory each."""
 
+_WHOLE = 4
+"""So many times as many of whole tensors on an accelerator: matrices that are iterated together fill it."""
+
 
 @define(slots=False)
 class ParamRemainders(PrecisionPolicy):
@@ -48,6 +51,7 @@ class ParamRemainders(PrecisionPolicy):
             `main_params_dtype=torch.float32`.
         is_mixed: non-finite gradients skip the step.
         batch_elements: elements that are in fp32 at a time; None: all, for optimizers that step a group as one.
+        by_shape: on an accelerator tensors of equal sides go together, and four times as many elements at a time.
         positive_states: state keys that are divided by: a positive value is never stored as 0.
         stochastic_rounding: round states of 8 bits up or down at random.
     """
@@ -58,6 +62,7 @@ class ParamRemainders(PrecisionPolicy):
     store_param_remainders: bool = True
     is_mixed: bool = True
     batch_elements: int | None = BATCH_ELEMENTS
+    by_shape: bool = False
     positive_states: frozenset[str] = frozenset({"exp_avg_sq"})
     stochastic_rounding: bool = False
     _codes: Mapping[str, StateCode] = field(init=False)
@@ -90,6 +95,7 @@ class ParamRemainders(PrecisionPolicy):
         Raises:
             UnsupportedSettingError: a state dtype is asked for that the optimizer cannot hold.
         """
+        granularity = entry.configured(config).granularity
         return cls(
             state_dtypes=state_dtypes(config, entry, name),
             positive_states=entry.positive_states,
@@ -98,9 +104,8 @@ class ParamRemainders(PrecisionPolicy):
             store_param_remainders=config.store_param_remainders,
             is_mixed=config.fp16 or config.bf16,
             stochastic_rounding=config.stochastic_state_rounding,
-            batch_elements=None
-            if entry.configured(config).granularity is Granularity.GROUP
-            else BATCH_ELEMENTS,
+            batch_elements=None if granularity is Granularity.GROUP else BATCH_ELEMENTS,
+            by_shape=granularity is Granularity.TENSOR,
         )
 
     def require_state(
@@ -204,12 +209,15 @@ class ParamRemainders(PrecisionPolicy):
                     self._close(index, inner, store_all)
 
     def _batches(self, indices: Sequence[int]) -> list[list[int]]:
-        """Return consecutive pieces that fit into memory together; one empty batch when there are none."""
+        """Return pieces that fit into memory together; one empty batch when there are none."""
         batches: list[list[int]] = [[]]
-        elements = 0
+        elements, most = 0, self.batch_elements
+        if self.by_shape and most and all(self._stepped[index].device.type != "cpu" for index in indices):
+            indices = sorted(indices, key=lambda index: sorted(self._stepped[index].shape))
+            most *= _WHOLE
         for index in indices:
             numel = self._stepped[index].numel()
-            if batches[-1] and self.batch_elements is not None and elements + numel > self.batch_elements:
+            if batches[-1] and most is not None and elements + numel > most:
                 batches.append([])
                 elements = 0
             batches[-1].append(index)

@@ -233,6 +233,10 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         return type(self).orthogonalize is TensorParallelAdaptiveMuon.orthogonalize
 
     @override
+    def _goes_by_shape(self, param: torch.Tensor) -> bool:
+        return False  # second moments need the update, too
+
+    @override
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
         return False  # second moments are measured on updates of full precision
 

@@ -14,13 +14,16 @@ from megaopt_core.execution import InnerPart, StepRunner, in_turns
 from megaopt_device.graphs.held import tensors_in
 from megaopt_device.placement.between_phases import MovedStates
 from megaopt_device.placement.choice import batches_of
-from megaopt_device.placement.offload import CHUNK_BYTES, Offload
+from megaopt_device.placement.offload import Offload
 
 if TYPE_CHECKING:
     from megaopt_core import OptimizerConfig, PrecisionPolicy
     from megaopt_core.plugin_api import InitState
 
 __all__ = ["StateOnCpu"]
+
+CHUNK_BYTES = 2**28
+"""Bytes of states that are brought up together: 256 MiB, as many matrices as fill an accelerator."""
 
 type _Homes = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Of a chunk on the device: id of a state tensor to it and its memory on the CPU; both are held, so ids are unique."""
@@ -103,10 +106,15 @@ class StateOnCpu(Offload):
         return found
 
     def _batches(self, stepped: Sequence[torch.Tensor], indices: Sequence[int]) -> list[list[int]]:
-        """Return the pieces that stay, then chunks of those that are placed; one empty batch when there are none."""
+        """Return the pieces that stay, then chunks of those that are placed; one empty batch when there are none.
+
+        Tensors of equal sides are in one chunk, as far as it goes: an optimizer of matrices steps them together.
+        """
         staying = [index for index in indices if index not in self.placed]
         sizes = [tensor.numel() * tensor.element_size() for tensor in stepped]
-        chunks = batches_of([index for index in indices if index in self.placed], sizes, CHUNK_BYTES)
+        placed = [index for index in indices if index in self.placed]
+        by_shape = sorted(placed, key=lambda index: sorted(stepped[index].shape))
+        chunks = batches_of(by_shape, sizes, CHUNK_BYTES)
         return [batch for batch in (staying, *chunks) if batch] or [[]]
 
     def _bring_up(self, inner: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) -> _Homes:

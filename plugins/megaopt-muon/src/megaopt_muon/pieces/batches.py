@@ -11,7 +11,6 @@ import torch
 
 from megaopt_muon.choice.growth import are_tame
 from megaopt_muon.choice.methods import MethodBook, is_narrow
-from megaopt_muon.newton_schulz.half import half_scale, iterate_half
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.norms import (
     SMALLEST_ALONE,
@@ -204,19 +203,14 @@ def batched(
     inner = math.prod(shape[:-2])  # matrices in one member: experts
     limit = batch_limit(rows, columns, first.device)
     step = max(1, limit // inner)
-    runs = ns.half_runs(shape, first.device, book)
-    scale = half_scale(min(rows, columns)) if runs else 1.0
     for start in range(0, len(members), step):
         chunk = members[start : start + step]
-        dtype = torch.float16 if runs else compute_dtype(ns.precision, first.dtype, first.device)
+        dtype = compute_dtype(ns.precision, first.dtype, first.device)
         batch = ns.workspace.take("update", (len(chunk), *shape), dtype, first.device)
         sources = [plans[index].pieces[number].read(updates[index]) for index, number in chunk]
-        all_normalized(sources, batch, ns.eps, scale)
+        all_normalized(sources, batch, ns.eps)
         flat = batch.view(-1, rows, columns)
-        if runs:
-            matrices = flat if len(flat) > 1 else flat[0]
-            result = iterate_half(matrices, ns.coefficients, runs, scale, tall=is_tall(flat))
-        elif limit > 1:
+        if limit > 1:
             # Also a single one goes as a batch: what it becomes must not depend on how many there are.
             result = ns.iterate(flat, tall=is_tall(flat), book=book)
         elif len(flat) == 1:
@@ -226,4 +220,4 @@ def batched(
                 matrix.copy_(ns.iterate(matrix, tall=is_tall(flat), book=book))
             result = flat
         for (index, number), o, source in zip(chunk, result.view(batch.shape), sources, strict=True):
-            yield index, number, ns.finite(Scaled(o, 1.0 / scale), source, book)
+            yield index, number, ns.finite(Scaled(o), source, book)

@@ -12,6 +12,7 @@ from megaopt_muon.choice.methods import MethodBook, is_narrow
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.batches import Orthogonalized, batch_key, batched, padded
+from megaopt_muon.pieces.half_batches import HalfBatches, Member
 from megaopt_muon.pieces.plans import MatrixPlan
 from megaopt_muon.products.precision import at_least_float32, compute_dtype, matmul_precision
 from megaopt_muon.tensor_parallel.orthogonalize import (
@@ -44,20 +45,7 @@ def orthogonalize_pieces(
         `(index of the plan, index of the piece, orthogonalized [*batch, rows, columns])`, times the plan's scale. The
         tensor is valid until the next is asked for.
     """
-    batches: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
-    cut: list[tuple[int, int]] = []
-    are_narrow = {
-        (dtype, device): is_narrow(compute_dtype(ns.precision, dtype, device), device)
-        for dtype, device in {(update.dtype, update.device) for update in updates}
-    }
-    for index, plan in enumerate(plans):
-        narrow = are_narrow[updates[index].dtype, updates[index].device]
-        for number, piece in enumerate(plan.pieces):
-            if plan.cut is not None and plan.cut.mode != "whole":
-                cut.append((index, number))
-            else:
-                key = batch_key(piece.shape, updates[index], narrow=narrow)
-                batches.setdefault(key, []).append((index, number))
+    batches, half, cut = _ways(ns, plans, updates)
     with matmul_precision(ns.precision):
         for (kind, *_), members in batches.items():
             if kind == "single":
@@ -84,17 +72,51 @@ def orthogonalize_pieces(
                         number,
                         result if kind == "padded" else result.times(plans[index].scales[number]),
                     )
+    found = {(index, number): plans[index].pieces[number].read(updates[index]) for index, number in half}
+    for results in HalfBatches(ns, plans, half, book).fill(found):
+        for (index, number), o in results:
+            yield index, number, o.times(plans[index].scales[number])
     for index, number in cut:
-        plan, piece = plans[index], plans[index].pieces[number]
-        assert plan.cut is not None  # noqa: S101 - selected above
-        part = piece.read(updates[index])
-        flat = part.reshape(-1, *piece.shape[-2:]) if part.dim() > 3 else part
-        scale = plan.scales[number]
-        if plan.cut.mode == "distributed":
-            o = orthogonalize_distributed(ns, flat, plan.cut.group, plan.cut.dim).mul_(scale)
-        else:
-            o = orthogonalize_duplicated(ns, flat, plan.cut.group, plan.cut.dim, book, scale)
-        yield index, number, Scaled(o.view(piece.shape))
+        yield index, number, _of_several_ranks(ns, plans[index], number, updates[index], book)
+
+
+def _ways(
+    ns: NewtonSchulz, plans: Sequence[MatrixPlan], updates: Sequence[torch.Tensor]
+) -> tuple[dict[tuple[Any, ...], list[Member]], dict[Member, torch.device], list[Member]]:
+    """Return which matrices go in which batches, in those of float16 with their devices, and with other ranks."""
+    batches: dict[tuple[Any, ...], list[Member]] = {}
+    half: dict[Member, torch.device] = {}
+    cut: list[Member] = []
+    are_narrow = {
+        (dtype, device): is_narrow(compute_dtype(ns.precision, dtype, device), device)
+        for dtype, device in {(update.dtype, update.device) for update in updates}
+    }
+    for index, plan in enumerate(plans):
+        update = updates[index]
+        for number, piece in enumerate(plan.pieces):
+            if plan.cut is not None and plan.cut.mode != "whole":
+                cut.append((index, number))
+            elif ns.is_half(update.device):
+                half[index, number] = update.device
+            else:
+                narrow = are_narrow[update.dtype, update.device]
+                batches.setdefault(batch_key(piece.shape, update, narrow=narrow), []).append((index, number))
+    return batches, half, cut
+
+
+def _of_several_ranks(
+    ns: NewtonSchulz, plan: MatrixPlan, number: int, update: torch.Tensor, book: MethodBook | None
+) -> Scaled:
+    """Return one orthogonalized and scaled matrix, of which each rank of the cut has a part."""
+    piece, scale = plan.pieces[number], plan.scales[number]
+    assert plan.cut is not None  # noqa: S101 - selected before
+    part = piece.read(update)
+    flat = part.reshape(-1, *piece.shape[-2:]) if part.dim() > 3 else part
+    if plan.cut.mode == "distributed":
+        o = orthogonalize_distributed(ns, flat, plan.cut.group, plan.cut.dim).mul_(scale)
+    else:
+        o = orthogonalize_duplicated(ns, flat, plan.cut.group, plan.cut.dim, book, scale)
+    return Scaled(o.view(piece.shape))
 
 
 def merged(

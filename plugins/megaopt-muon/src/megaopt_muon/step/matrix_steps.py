@@ -12,6 +12,7 @@ from torch._compile import _disable_dynamo
 
 from megaopt_muon.pieces.batches import is_swept
 from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
+from megaopt_muon.pieces.half_batches import HalfBatches
 from megaopt_muon.step.changes import Change, applied_together
 from megaopt_muon.step.local_step import LocalStep, gradient_of, runs_of
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from megaopt_muon.choice.books import GroupBooks
     from megaopt_muon.choice.methods import MethodBook
     from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+    from megaopt_muon.newton_schulz.scaled import Scaled
     from megaopt_muon.pieces.planner import Planner
+    from megaopt_muon.pieces.plans import MatrixPlan
     from megaopt_muon.step.elementwise import Decay
 
 __all__ = ["MatrixSteps"]
@@ -63,8 +66,12 @@ class MatrixSteps(OrthogonalizedOptimizer):
             given = [param for param in group["params"] if param.grad is not None]
             self.planner.require_equal_parts(given, heads_alone=self._heads_alone)
             self._init_group(group)
-            for params in runs_of([param for param in given if param.numel()]):
-                self._step_params(group, params)
+            params = [param for param in given if param.numel()]
+            by_shape = [param for param in params if self._goes_by_shape(param)]
+            self._step_by_shape(group, by_shape)
+            taken = set(map(id, by_shape))
+            for run in runs_of([param for param in params if id(param) not in taken]):
+                self._step_params(group, run)
         return loss
 
     @override
@@ -81,6 +88,48 @@ class MatrixSteps(OrthogonalizedOptimizer):
         """
         plan = self.planner.plan(p)
         return merged(self.newton_schulz, plan, grad, self._active_book, scaled=True)
+
+    def _goes_by_shape(self, param: torch.Tensor) -> bool:
+        """Whether an accelerator iterates a parameter's matrices with all others of their sides."""
+        plan = self.planner.plan(param)
+        is_here = not plan.gather_first and (plan.cut is None or plan.cut.mode == "whole")
+        return is_here and self.newton_schulz.is_half(param.device) and not self._is_customized()
+
+    def _step_by_shape(self, group: dict[str, Any], params: Sequence[torch.Tensor]) -> None:
+        """Step parameters whose updates are made a run at a time, and orthogonalized by shape.
+
+        Updates are wide: only those of one run have memory at a time.
+        """
+        if not params:
+            return
+        params = sorted(params, key=lambda param: sorted(param.shape))  # then batches are complete early
+        plans = [self.planner.plan(param) for param in params]
+        positions = {id(param): index for index, param in enumerate(params)}
+        members = {
+            (index, number): param.device
+            for index, param in enumerate(params)
+            for number in range(len(plans[index].pieces))
+        }
+        book = self._active_book = self.books.of(group)
+        batches = HalfBatches(self.newton_schulz, plans, members, book)
+        for run in runs_of(params):
+            updates = self._local_updates(group, run)
+            found = {
+                (index, number): piece.read(update)
+                for index, update in zip((positions[id(param)] for param in run), updates, strict=True)
+                for number, piece in enumerate(plans[index].pieces)
+            }
+            del updates
+            for results in batches.fill(found):
+                self._apply(group, params, self._changes(plans, results))
+        group["ns_plan"] = book.text
+
+    def _changes(
+        self, plans: Sequence[MatrixPlan], results: Iterable[tuple[tuple[int, int], Scaled]]
+    ) -> Iterator[Change]:
+        for (index, number), o in results:
+            piece, scaled = plans[index].pieces[number], o.times(plans[index].scales[number])
+            yield Change(index, piece, piece.fold(scaled.values), scaled.scale)
 
     def _step_params(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         self._apply(group, params, self._transform(group, params, self._local_updates(group, params)))

@@ -292,11 +292,8 @@ class OptimizerPart:
         factors = {_identity(factor): factor for factor in found}
         devices = {tensor.device for tensor in self.stepped}
         # The divisor is a number of 32 bits: it would round what has more.
-        if (
-            len(factors) != 1
-            or len(devices) != 1
-            or any(each.dtype == torch.float64 for each in self.stepped)
-        ):
+        has_wide = torch.float64 in {tensor.dtype for tensor in self.stepped}
+        if len(factors) != 1 or len(devices) != 1 or has_wide:
             return None
         (factor,) = factors.values()
         if isinstance(factor, torch.Tensor):

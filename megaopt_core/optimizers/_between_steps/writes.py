@@ -215,10 +215,9 @@ class StepWrites:
             precision: has them.
         """
         stepped = [piece for index, piece in enumerate(self.pieces) if precision.grad(index) is not None]
-        self._changed = [
-            *(each for piece in stepped for each in piece.model_params),
-            *(each for each in self._elsewhere if each.grad is not None or hasattr(each, "main_grad")),
-        ]
+        here = [each for piece in stepped for each in piece.model_params]
+        elsewhere = [each for each in self._elsewhere if each.grad is not None or hasattr(each, "main_grad")]
+        self._changed = here + elsewhere
         return bool(self._changed)
 
     def count(self) -> None:

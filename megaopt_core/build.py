@@ -216,10 +216,10 @@ def optimizer_from_routing(
     with raised_on_all(pgs, "examining the model") as alike:
         if communicates(pgs.dense_dp):
             require_whole_grads(chunks)
-        buffers = checked_buffers(chunks, routing, config, fqn)
         builder = ChildBuilder(config, chunks, pgs, fqn, grad_scaler(config), registry)
         model, twins = builder.live(routing)
         require_supported(config, routing, registry)
+        buffers = checked_buffers(chunks, routing, config, fqn)
         watched = WatchedModel(chunks, fqn, frozenset(routing.excluded))
         held = model_alike(watched.named_chunks(), set(model.params.values()), pgs, everything=False)
         alike.extend([*buffers_alike(buffers, pgs), *held])

@@ -10,8 +10,6 @@ from megaopt_core.errors import shown_value
 
 __all__ = ["FLOAT_DTYPES", "STATE_DTYPES", "dtype_name", "parse_dtype", "shown"]
 
-_MOST_BITS = 256
-
 _FLOAT_STATES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 STATE_DTYPES = (*_FLOAT_STATES, torch.uint8)
@@ -61,7 +59,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value of a setting as a person would write it: dtypes by their names, and endless numbers in short.
+    """Return a value of a setting as a person would write it: dtypes by their names.
 
     Args:
         value: the value.
@@ -70,6 +68,4 @@ def shown(value: Any) -> str:
         >>> shown(torch.bfloat16), shown(0.1)
         ("'bfloat16'", '0.1')
     """
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return f"a number of {value.bit_length()} bits"  # some are so long that Python does not write them
     return shown_value(dtype_name(value) if isinstance(value, torch.dtype) else value)

@@ -39,13 +39,13 @@ class LoadedPlugin:
 
     Args:
         info: who it is.
-        plugin: the module or object that its entry point names.
+        implementation: the module or object that its entry point names.
         hooks: the functions that implement each of its hooks.
         offers: kind to name to what it offers; empty while it has not been asked.
     """
 
     info: PluginInfo
-    plugin: Any
+    implementation: Any
     hooks: Mapping[str, Sequence[pluggy.HookImpl]]
     offers: Mapping[str, Mapping[str, Any]] = field(factory=dict)
 

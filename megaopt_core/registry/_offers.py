@@ -69,7 +69,7 @@ class Offers:
         info = evolve(imported.info, status=PluginStatus.LOADED)
         plugin = evolve(imported, info=info, offers=offers)
         if info.is_core:  # it brings the names of its fields: the configuration lies above the registry
-            self.core_fields = frozenset(plugin.plugin.core_fields)
+            self.core_fields = frozenset(plugin.implementation.core_fields)
         self.plugins.append(plugin)
         for kind, offered in {"plugin": {info.name: plugin}, **offers}.items():
             for name, value in offered.items():

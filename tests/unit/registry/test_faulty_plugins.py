@@ -415,7 +415,7 @@ def test_no_plugin_sees_what_another_does_to_the_configuration(plugins) -> None:
         optimizer = build_optimizer(model, name, lr=0.25)
         assert (optimizer.config.lr, {group["lr"] for group in optimizer.param_groups}) == (0.25, {0.25})
     (observer,) = [plugin for plugin in registry.loaded_plugins() if plugin.info.name == "observer"]
-    assert observer.plugin.seen == [(0.25, 1), (0.25, 1)]
+    assert observer.implementation.seen == [(0.25, 1), (0.25, 1)]
 
 
 MATRICES = """

@@ -43,7 +43,9 @@ def require_sound(info: PluginInfo) -> None:
 def _examine(info: PluginInfo) -> None:
     """Raise for the first mistake of a plugin."""
     loaded = next((each for each in get_registry().loaded_plugins() if each.info == info), None)
-    plugin = load_named(EntryPoint(info.name, info.module, GROUP)) if loaded is None else loaded.plugin
+    plugin = (
+        load_named(EntryPoint(info.name, info.module, GROUP)) if loaded is None else loaded.implementation
+    )
     check_hooks(plugin, hook_arguments())
     offers: Mapping[str, _Records] = (
         {kind: _asked(plugin, hook) for kind, hook in _OFFERS.items()} if loaded is None else loaded.offers

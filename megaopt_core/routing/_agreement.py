@@ -35,9 +35,8 @@ __all__ = [
 ]
 
 ADVICE = (
-    "Give the same model, configuration and overrides on all of these ranks. If ranks hold models, stages "
-    "or shards of their own, pass pg_collection; ProcessGroupCollection() stands for a model on one rank "
-    "alone"
+    "Give the same model, configuration and overrides on all of these ranks. If ranks hold models, stages or shards "
+    "of their own, pass pg_collection; ProcessGroupCollection() stands for a model on one rank alone"
 )
 
 _NAME_ADVICE = (

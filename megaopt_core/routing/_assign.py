@@ -124,9 +124,8 @@ class Assigner:
             following = self._fallback_of(name)
             if following is None:
                 raise RoutingError(
-                    f"{name!r} does not take {item.name!r} (shape {item.part.shape}): {refusal}; it has no "
-                    f'fallback. Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": '
-                    "...}}",
+                    f"{name!r} does not take {item.name!r} (shape {item.part.shape}): {refusal}; it has no fallback. "
+                    f'Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
                     names=[item.name],
                 )
             if following in tried:

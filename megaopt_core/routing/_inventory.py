@@ -215,10 +215,9 @@ def take_inventory(
             if name in seen:
                 same = ": they are the same module" if chunks[seen[name]] is chunk else ""
                 raise RoutingError(
-                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}{same}. Give "
-                    "models that stand side by side as one torch.nn.ModuleList or ModuleDict; for chunks of "
-                    "a pipeline pass fqn=lambda chunk, name: ..., which gives every parameter a name of its "
-                    "own",
+                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}{same}. Give models that "
+                    "stand side by side as one torch.nn.ModuleList or ModuleDict; for chunks of a pipeline pass "
+                    "fqn=lambda chunk, name: ..., which gives every parameter a name of its own",
                     names=[name],
                 )
             seen[name] = index

@@ -183,10 +183,9 @@ def reduced_elsewhere(
             first, last = extent_of(routing.params[shard.name].box, shard)
             if begin + first < low or begin + last > high:
                 return ShardingError(
-                    f"sharding={strategy!r} steps elements of {shard.name!r} on a rank whose gradients of "
-                    "them DistributedDataParallel does not reduce. Wrap the model with "
-                    "use_distributed_optimizer=False, or with buffers in the layout of the strategy "
-                    "(ShardingStrategy.buffers)"
+                    f"sharding={strategy!r} steps elements of {shard.name!r} on a rank whose gradients of them "
+                    "DistributedDataParallel does not reduce. Wrap the model with use_distributed_optimizer=False, or "
+                    "with buffers in the layout of the strategy (ShardingStrategy.buffers)"
                 )
     return None
 

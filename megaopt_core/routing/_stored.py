@@ -125,9 +125,8 @@ def as_stored(
     absent = [item.name for item in items if not any(name in stored.params for name in _names(item))]
     if absent:
         raise RoutingError(
-            f"{stored.name} holds no routing of {len(absent)} trainable parameters: {shown(absent)}. It "
-            "belongs to another model, or these parameters were frozen then; build the optimizer without "
-            "routing=",
+            f"{stored.name} holds no routing of {len(absent)} trainable parameters: {shown(absent)}. It belongs to "
+            "another model, or these parameters were frozen then; build the optimizer without routing=",
             names=absent,
         )
     for item in items:
@@ -168,9 +167,8 @@ def _require_installed(
     ours = registry.owner("optimizer", optimizer).distribution
     if distribution and ours and distribution != ours:
         raise RoutingError(
-            f"{stored.name}: the optimizer {optimizer!r} of {name!r} came from {distribution}, but here it "
-            f"comes from {ours}; install {distribution} in its place, or build the optimizer without "
-            "routing=",
+            f"{stored.name}: the optimizer {optimizer!r} of {name!r} came from {distribution}, but here it comes from "
+            f"{ours}; install {distribution} in its place, or build the optimizer without routing=",
             names=[name],
         )
 

@@ -85,9 +85,8 @@ def require_same_ranks(index: int, wrapper: WrappedModel, given: ProcessGroupCol
         only_wrapping_made_it = mine is None and whose.startswith("one instance")
         if not only_wrapping_made_it and ranks_of(mine) != ranks_of(theirs):
             raise ParallelGroupError(
-                f"model chunk {index} is wrapped over other ranks than the optimizer: {whose} data-parallel "
-                f"ranks {ranks_of(theirs)} and {ranks_of(mine)}. Pass the same pg_collection to both, or "
-                "leave it out here"
+                f"model chunk {index} is wrapped over other ranks than the optimizer: {whose} data-parallel ranks "
+                f"{ranks_of(theirs)} and {ranks_of(mine)}. Pass the same pg_collection to both, or leave it out here"
             )
 
 

@@ -80,10 +80,9 @@ def require_attached(
     for piece in sharded.pieces:
         if tuple(piece.param.shape) != piece.spec.shape or len(piece.model_params) != len(piece.spec.members):
             raise ShardingError(
-                f"sharding={strategy!r} must attach a tensor of shape {piece.spec.shape} and "
-                f"{len(piece.spec.members)} model parameters for the piece of "
-                f"{piece.spec.members[0][1].name!r}; it attaches the shape {tuple(piece.param.shape)} and "
-                f"{len(piece.model_params)} parameters"
+                f"sharding={strategy!r} must attach a tensor of shape {piece.spec.shape} and {len(piece.spec.members)} "
+                f"model parameters for the piece of {piece.spec.members[0][1].name!r}; it attaches the shape "
+                f"{tuple(piece.param.shape)} and {len(piece.model_params)} parameters"
             )
         for name in (shard.name for _, shard in piece.spec.members):
             reason = cut_of(piece.spec, specs[name], world, is_split=None if sharded.exchange else False)

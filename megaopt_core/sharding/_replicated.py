@@ -79,10 +79,7 @@ class ReplicatedParams(ShardedParams):
             and all(param is not each for each in _reduced_by(chunk))
         ]
         for wrapper in (*wrappers_of(self.chunks), *torchs):
-            return (
-                f"{type(wrapper).__name__} reduces only gradients of the parameters that trained when it was "
-                "made"
-            )
+            return f"{type(wrapper).__name__} reduces only gradients of the parameters that trained when it was made"
         return None
 
     def take_in(self, piece: Piece) -> None:
@@ -129,10 +126,9 @@ class Replicated(ShardingStrategy):
         if spec.divided_over_data:
             placement = spec.divided_over_data[0]
             return (
-                f"it is a DTensor that is cut along dimension {placement.dim} over the {placement.size} "
-                f"ranks of {placement.axis!r}, which are not tensor-parallel. Pass them as pg_collection, a "
-                "DeviceMesh with a dimension 'tp'. A model that fully_shard has cut needs another sharding "
-                "strategy"
+                f"it is a DTensor that is cut along dimension {placement.dim} over the {placement.size} ranks of "
+                f"{placement.axis!r}, which are not tensor-parallel. Pass them as pg_collection, a DeviceMesh with a "
+                "dimension 'tp'. A model that fully_shard has cut needs another sharding strategy"
             )
         if spec.granularity is Granularity.TENSOR and (cut := _uneven_cut(param)):
             return f"{spec.optimizer!r} steps whole matrices, but {cut}"
@@ -151,9 +147,8 @@ class Replicated(ShardingStrategy):
         """
         if options.buffers is not None:
             raise ShardingError(
-                f"sharding={self.name!r} needs whole gradients, but DistributedDataParallel gives each rank "
-                "a part: wrap the model with use_distributed_optimizer=False, or build with "
-                "sharding='distributed'"
+                f"sharding={self.name!r} needs whole gradients, but DistributedDataParallel gives each rank a part: "
+                "wrap the model with use_distributed_optimizer=False, or build with sharding='distributed'"
             )
         return ReplicatedLayout(tuple(specs))
 

@@ -99,9 +99,8 @@ def _merged(held: Sequence[_Held], world: World) -> tuple[ParamSpec, ...]:
             other = specs.setdefault(spec.name, spec)
             if other != spec:
                 raise RoutingError(
-                    f"ranks have different parameters {spec.name!r}: {spec} and {other}. Give all ranks the "
-                    "same model, configuration and overrides; or give the parameters names of their own "
-                    "(fqn=...)",
+                    f"ranks have different parameters {spec.name!r}: {spec} and {other}. Give all ranks the same "
+                    "model, configuration and overrides; or give the parameters names of their own (fqn=...)",
                     names=[spec.name],
                 )
             ranks.setdefault(spec.name, []).extend(places)

@@ -118,12 +118,11 @@ def require_whole_grads(chunks: Iterable[torch.nn.Module]) -> None:
         if any(reducer_of(param) is None for param in params):
             kind = type(module)
             raise ShardingError(
-                f"the model is wrapped in {kind.__module__}.{kind.__name__} with "
-                "use_distributed_optimizer=True, which gives each rank a share of the gradients; this "
-                "function does not know which. For Megatron-core, call "
+                f"the model is wrapped in {kind.__module__}.{kind.__name__} with use_distributed_optimizer=True, which "
+                "gives each rank a share of the gradients; this function does not know which. For Megatron-core, call "
                 "megaopt_trainers.megatron.get_megatron_optimizer. For others, wrap the model with "
-                "use_distributed_optimizer=False (sharding='distributed' and 'layer_wise' still shard the "
-                "optimizer), or in megaopt's DistributedDataParallel"
+                "use_distributed_optimizer=False (sharding='distributed' and 'layer_wise' still shard the optimizer), "
+                "or in megaopt's DistributedDataParallel"
             )
 
 

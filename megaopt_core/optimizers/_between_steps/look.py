@@ -26,9 +26,8 @@ _CHANGED = {
         "the model (.to(device), .cuda()) before you build its optimizer"
     ),
     "shape": (
-        "has shape {now} now, but had {before} when its optimizer was built, and its states have that "
-        "shape: resize the model (resize_token_embeddings()) before you build its optimizer, or build it "
-        "again"
+        "has shape {now} now, but had {before} when its optimizer was built, and its states have that shape: resize "
+        "the model (resize_token_embeddings()) before you build its optimizer, or build it again"
     ),
 }
 """What of a stepped parameter stays as it was at the build, whatever memory it is given, and what is said if not."""

@@ -56,10 +56,7 @@ def require_name(optimizer: object) -> None:
     if isinstance(optimizer, str):
         return
     if isinstance(optimizer, (OptimizerConfig, Mapping)):
-        advice = (
-            "pass a configuration to get_megatron_optimizer(config, model), or its settings here as "
-            "keywords: lr=..."
-        )
+        advice = "pass a configuration to get_megatron_optimizer(config, model), or its settings as keywords: lr=..."
     elif isinstance(optimizer, torch.optim.Optimizer):
         advice = "wrap an optimizer that exists already: FP32Optimizer(optimizer, config)"
     elif isinstance(optimizer, type) and optimizer.__module__.startswith("torch.optim."):

@@ -220,9 +220,8 @@ def _refused(rank: int, size: int, name: str) -> list[str]:
         model, optimizer = _tried()
         if said := _said(lambda: train(model, optimizer, range(2))):
             raise _Fault(
-                f"a step without any fault raises on rank {rank}: {said}. Raise in before_step() or votes(), "
-                "because the core tells the other ranks; or in decide(), which gets the same votes on all "
-                "ranks"
+                f"a step without any fault raises on rank {rank}: {said}. Raise in before_step() or votes(), because "
+                "the core tells the other ranks; or in decide(), which gets the same votes on all ranks"
             )
         plugin.observer.objects = rank == 0
         refused = _told(lambda: train(model, optimizer, range(2, 3)))

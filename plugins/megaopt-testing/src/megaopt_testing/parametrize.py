@@ -96,7 +96,6 @@ class _Enough:
         if made < self.at_least:
             told = "; ".join(f"{id_}: {reason}" for id_, reason in left_out.items())
             raise ConformanceError(
-                f"{made} of {len(self.checks)} checks can be made, but at least {self.at_least} are declared "
-                f"({told})",
+                f"{made} of {len(self.checks)} checks can be made, but at least {self.at_least} are declared ({told})",
                 optimizer=self.name,
             )

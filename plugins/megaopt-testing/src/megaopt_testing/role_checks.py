@@ -119,8 +119,7 @@ def check_any_model(plugin: str, models: Iterable[ModelFactory] = ()) -> None:
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             _fail(
                 plugin,
-                f"it raises {type(error).__name__}: {error}, on {name}; leave out parameters that it does "
-                "not know",
+                f"it raises {type(error).__name__}: {error}, on {name}; leave out parameters that it does not know",
             )
         if index < known and not answer:
             _fail(plugin, f"it does not recognize {name}, although the test declares that it does")
@@ -225,8 +224,7 @@ def check_meta_alike(plugin: str, models: Iterable[ModelFactory] = ()) -> None:
             if different:
                 _fail(
                     plugin,
-                    f"it gives another answer for {some(different)} of {name} {how}; read only modules and "
-                    "shapes",
+                    f"it gives another answer for {some(different)} of {name} {how}; read only modules and shapes",
                 )
 
 

@@ -68,8 +68,7 @@ def _takes(name: str, check: Callable[[Any], str | None] | None, point: Any) -> 
     except Exception as error:  # noqa: BLE001 - a style may raise anything
         _fail(
             name,
-            f"its check of {point} raises {type(error).__name__}: {error}; return None, or the fault in "
-            "words",
+            f"its check of {point} raises {type(error).__name__}: {error}; return None, or the fault in words",
         )
     if wrong is not None and not isinstance(wrong, str):
         _fail(
@@ -95,8 +94,7 @@ def _asked(name: str, what: str, at: Callable[[Any], float], point: Any) -> floa
     if isinstance(value, bool) or not isinstance(value, float | int):
         _fail(
             name,
-            f"it returns {value!r} for {what} at {point}; it must return a number, got "
-            f"{type(value).__name__}",
+            f"it returns {value!r} for {what} at {point}; it must return a number, got {type(value).__name__}",
         )
     return value
 
@@ -241,8 +239,7 @@ def check_own_group(name: str) -> None:
         if alike and all(alike):
             _fail(
                 name,
-                f"it gives the same {what} for every {' and '.join(keys[:2])} of a group; use "
-                "point.between()",
+                f"it gives the same {what} for every {' and '.join(keys[:2])} of a group; use point.between()",
             )
 
 

@@ -240,9 +240,8 @@ def check_norms(name: str) -> None:
                 if any(abs(one - other) > 1e-5 * one for one, other in zip(norms, measured, strict=True)):
                     _fail(
                         name,
-                        f"over {size} ranks rank {rank} measures gradient norms {measured}, but one process "
-                        f"{norms}. Is stats_group the group over which pieces add up, and is each gradient "
-                        "collected once?",
+                        f"over {size} ranks rank {rank} measures gradient norms {measured}, but one process {norms}. "
+                        "Is stats_group the group over which pieces add up, and is each gradient collected once?",
                     )
                 far = [
                     key

@@ -173,8 +173,7 @@ def _skip(trial: Trial, model: torch.nn.Module, built: MegatronOptimizer) -> Non
     result = trial.step_given(model, built, 7, poison=_POISONED)
     if tuple(result) != (False, None, None):
         trial.fail(
-            f"an infinite gradient in bf16 returns {tuple(result)}; a skipped step returns (False, None, "
-            "None)"
+            f"an infinite gradient in bf16 returns {tuple(result)}; a skipped step returns (False, None, None)"
         )
     different = differences(before, snapshot(built))
     if different:

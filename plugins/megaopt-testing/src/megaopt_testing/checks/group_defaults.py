@@ -58,9 +58,8 @@ def require_group_defaults(trial: Trial) -> None:
             if not _same(found, [*usual[:half], *given[half:]]):
                 heard = "changes nothing" if _same(found, usual) else "leads elsewhere"
                 trial.fail(
-                    f"{key}={other!r} in the second of two groups {heard}, but {key}={other!r} in the "
-                    f"constructor acts: the constructor gives only default values. Read `group[{key!r}]` in "
-                    "every step"
+                    f"{key}={other!r} in the second of two groups {heard}, but {key}={other!r} in the constructor "
+                    f"acts: the constructor gives only default values. Read `group[{key!r}]` in every step"
                 )
             break
 

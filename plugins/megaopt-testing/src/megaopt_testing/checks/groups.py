@@ -83,8 +83,7 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
             other = _differ(moved, expected, changed, before)
             if other:
                 trial.fail(
-                    f"{what} set for a group moves {some(other)} to other values than the same {what} set "
-                    "for all"
+                    f"{what} set for a group moves {some(other)} to other values than the same {what} set for all"
                 )
         if what == "weight_decay":
             _require_shrinking(trial, moved, plain, changed, before)

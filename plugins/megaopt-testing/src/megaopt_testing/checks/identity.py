@@ -149,8 +149,7 @@ def _require_equal(
     different = [name for name in names if not same_bits(alone[name], after[name])]
     if different:
         trial.fail(
-            f"its entry is torch's {entry.load_class().__name__}, but it moves {some(different)} to other "
-            "values"
+            f"its entry is torch's {entry.load_class().__name__}, but it moves {some(different)} to other values"
         )
 
 

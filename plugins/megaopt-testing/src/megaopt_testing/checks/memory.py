@@ -185,9 +185,8 @@ def _require_unseeded(trial: Trial, after: Sequence[Mapping[str, Any]], what: st
     seeded = [name for name in first.keys() & second.keys() if first[name] == second[name]]
     if seeded:
         trial.fail(
-            f"{what} seeds a random generator of the process ({some(sorted(seeded))}), so every later draw "
-            "is the same each time. Use a torch.Generator of your own, made in the step from numbers in "
-            "`optimizer.state`"
+            f"{what} seeds a random generator of the process ({some(sorted(seeded))}), so every later draw is the same "
+            "each time. Use a torch.Generator of your own, made in the step from numbers in `optimizer.state`"
         )
 
 
@@ -195,6 +194,5 @@ def _require_kept(trial: Trial, before: Mapping[str, Any], what: str) -> None:
     changed = [name for name, value in process_settings().items() if value != before[name]]
     if changed:
         trial.fail(
-            f"{what} changes a setting of the whole process: {some(changed)}. Restore it before the step "
-            "returns"
+            f"{what} changes a setting of the whole process: {some(changed)}. Restore it before the step returns"
         )

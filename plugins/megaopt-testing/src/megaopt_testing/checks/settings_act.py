@@ -69,9 +69,8 @@ def check_settings_act(optimizer: str, **settings: Any) -> None:
                     tried = tried and _silent(trial, info, usual[name], {other: value})
         if tried and not _acts_late(trial, info, usual[name]):
             trial.of.fail(
-                f"{name} does nothing: {', '.join(map(repr, tried))} and its default {info.default!r} give "
-                "the same bits. Read it in every step; if it acts only elsewhere, declare "
-                'metadata={"elsewhere": "where"}'
+                f"{name} does nothing: {', '.join(map(repr, tried))} and its default {info.default!r} give the same "
+                'bits. Read it in every step; if it acts only elsewhere, declare metadata={"elsewhere": "where"}'
             )
 
 

@@ -65,9 +65,8 @@ def check_shapes(optimizer: str, **settings: Any) -> None:
             continue
         if not bool(found.isfinite().all()):
             trial.fail(
-                f"a parameter of shape {shape} has values that are not finite after {_STEPS} steps with "
-                "finite gradients. A standard deviation of one element, or a mean without the element "
-                "itself, does not exist"
+                f"a parameter of shape {shape} has values that are not finite after {_STEPS} steps with finite "
+                "gradients. A standard deviation of one element, or a mean without the element itself, does not exist"
             )
         single = found.numel() == 1 and len(shape) < 2
         if single and moves and torch.equal(found, values_of(shape)):

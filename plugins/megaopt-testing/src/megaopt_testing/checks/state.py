@@ -140,7 +140,6 @@ def _require_same_start(trial: Trial, stepped: MegatronOptimizer) -> None:
     different = [name for name in own if not torch.allclose(own[name], made[name], rtol=1e-5, atol=1e-7)]
     if different:
         trial.fail(
-            "the state before the first step gives other first steps than "
-            f"{type(stepped.parts[0].inner).__name__} alone: {some(different)}. Give the entry an "
-            "init_state_fn whose state leads to the same values"
+            f"the state before the first step gives other first steps than {type(stepped.parts[0].inner).__name__} "
+            f"alone: {some(different)}. Give the entry an init_state_fn whose state leads to the same values"
         )

@@ -112,8 +112,7 @@ def check_written_in_place(optimizer: str, **settings: Any) -> None:
     frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
     if frozen:
         trial.fail(
-            f"a step sets requires_grad of {some(frozen)} to False. Only the caller decides which parameters "
-            "train"
+            f"a step sets requires_grad of {some(frozen)} to False. Only the caller decides which parameters train"
         )
     _require_taken_over(trial, model, built)
 

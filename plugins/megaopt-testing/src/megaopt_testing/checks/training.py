@@ -104,9 +104,8 @@ def check_learns(optimizer: str, **settings: Any) -> None:
 def _require_fall(trial: Trial, what: str, first: float, last: float, steps: int, part: float) -> None:
     if not last <= part * first:  # false for NaN, too
         trial.fail(
-            f"{steps} steps reduce the loss of {what} from {first:.4f} to {last:.4f}; it must fall to "
-            f"{part:g} of the first at most. If its learning rates have another size, give the kit one: "
-            "run_checks(name, lr=...)"
+            f"{steps} steps reduce the loss of {what} from {first:.4f} to {last:.4f}; it must fall to {part:g} of the "
+            "first at most. If its learning rates have another size, give the kit one: run_checks(name, lr=...)"
         )
 
 
@@ -141,9 +140,8 @@ def check_precision(optimizer: str, **settings: Any) -> None:
             other = [name for name in own if not _is_rounded(low[name].detach(), high[name].detach())]
             if other:
                 trial.fail(
-                    f"step {step + 1} in bf16 with {what} differs from the step in fp32 with the same "
-                    f"gradients: {some(other)}. The optimizer gets fp32 tensors in both; does it read the "
-                    "model instead?"
+                    f"step {step + 1} in bf16 with {what} differs from the step in fp32 with the same gradients: "
+                    f"{some(other)}. The optimizer gets fp32 tensors in both; does it read the model instead?"
                 )
 
 

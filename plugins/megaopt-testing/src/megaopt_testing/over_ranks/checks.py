@@ -221,7 +221,6 @@ def check_resume_over_ranks(optimizer: str, **settings: Any) -> None:
     other = [name for name in alone if not torch.allclose(values[name], alone[name], rtol=1e-5, atol=1e-7)]
     if other:
         trial.fail(
-            f"saved by 2 ranks and loaded by 4 and then by 1, it gives other values of {some(other)} than "
-            "without checkpoints. Its state must have the order of the parameter's elements, and must not "
-            "be in attributes"
+            f"saved by 2 ranks and loaded by 4 and then by 1, it gives other values of {some(other)} than without "
+            "checkpoints. Its state must have the order of the parameter's elements, and must not be in attributes"
         )

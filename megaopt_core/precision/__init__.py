@@ -14,12 +14,14 @@ from megaopt_core.precision._state_codes import (
     scale_key,
 )
 from megaopt_core.precision._storage import LOW_PRECISION, ParamStorage, SeparateMain
+from megaopt_core.precision._stored import REMAINDER, Stored, StoredTensor
 
 __all__ = [
     "BLOCK",
     "BLOCKS",
     "LOW_PRECISION",
     "MAIN_PARAM",
+    "REMAINDER",
     "SCALED",
     "CodedState",
     "Decoder",
@@ -28,7 +30,9 @@ __all__ = [
     "ParamStorage",
     "PrecisionPolicy",
     "SeparateMain",
+    "Stored",
     "StoredSlice",
+    "StoredTensor",
     "block_magnitudes",
     "decode_slices",
     "scale_key",

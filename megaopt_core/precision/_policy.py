@@ -11,6 +11,7 @@ import torch
 from megaopt_core.errors import PluginError, PluginHookError
 from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice, decode_slices
 from megaopt_core.precision._storage import ParamStorage
+from megaopt_core.precision._stored import Stored, StoredTensor
 from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._live_model import Piece
@@ -221,6 +222,24 @@ class PrecisionPolicy:
     def watched(self) -> list[list[torch.Tensor]]:
         """Return for each piece the tensors in which a change shows."""
         return self._watched
+
+    def stored(self, index: int) -> Stored:
+        """Return how a piece, its main value and its states are stored between steps; no tensor is touched.
+
+        Args:
+            index: position of the piece.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> policy = Fp32()
+            >>> _ = policy.attach([SimpleNamespace(param=torch.ones(2))])
+            >>> policy.stored(0).param.dtype, policy.stored(0).main
+            (torch.float32, None)
+        """
+        storage = self._storages[index]
+        return Stored(
+            self._stepped[index].dtype, StoredTensor(storage.param.dtype), storage.stored_main(), {}
+        )
 
     def extra_keys(self, index: int) -> tuple[str, ...]:
         """Return the keys of :meth:`extra_state`, without computing its values.

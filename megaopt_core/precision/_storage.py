@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from attrs import define, field
 
+from megaopt_core.precision._stored import StoredTensor
+
 __all__ = ["LOW_PRECISION", "ParamStorage", "SeparateMain", "take_changed"]
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -59,6 +61,10 @@ class ParamStorage:
     has_main: ClassVar[bool] = False
     """Whether the storage says more than the model's parameter."""
 
+    def stored_main(self) -> StoredTensor | None:
+        """Return the layout of what is kept beside the parameter; None: nothing is."""
+        return None
+
     def take_model(self) -> None:
         """Take the model's present value over, where what is kept does not round to it."""
 
@@ -103,6 +109,10 @@ class SeparateMain(ParamStorage):
         if value is not self.main:
             self.main.copy_(value)
         self.param.copy_(self.main)  # not of `value`: rounded once, it may lie elsewhere than rounded twice
+
+    def stored_main(self) -> StoredTensor | None:
+        """Return that the main copy holds values."""
+        return StoredTensor(self.dtype)
 
     def take_model(self) -> None:
         """Copy the model's values into main values that do not round to them."""

@@ -1,6 +1,7 @@
 """A precision policy is chosen by its name, which any plugin may give."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_without_its_plugin_the_setting_names_the_distribution(monkeypatch) -> N
     monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "lowbit")
     reset_registry()
     try:
-        with temporary_plugin(Plugin(), name="in-place"):
+        with temporary_plugin(SimpleNamespace(megaopt_api="1"), name="beside"):
             settings = {"lr": 0.1, "bf16": True, "use_precision_aware_optimizer": True}
             config = OptimizerConfig(optimizer="descent", **settings)
             assert config.use_precision_aware_optimizer

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 
 from megaopt_core import StoredSlice
-from megaopt_core.precision import BLOCK, BLOCKS, block_magnitudes
+from megaopt_core.precision import BLOCK, BLOCKS, StoredTensor, block_magnitudes, scale_key
 
 __all__ = ["BlockCode", "decode_blocks"]
 
@@ -23,10 +23,8 @@ def _magnitudes(bits: int, device: torch.device) -> torch.Tensor:
 @cache
 def _table(positive: bool, device: torch.device) -> torch.Tensor:
     """Return the value of each of the 256 codes: all of them positive, or half of them negative."""
-    if positive:
-        return _magnitudes(8, device)
-    half = _magnitudes(7, device)
-    return torch.cat([half, -half])
+    layout = StoredTensor(torch.uint8, BLOCKS, is_positive=positive)
+    return torch.tensor(layout.values, dtype=torch.float64).float().to(device)
 
 
 @cache
@@ -99,6 +97,14 @@ class BlockCode:
         """
         values = self.saved(scale, 0, stored.numel())
         return decode_blocks(StoredSlice(0, stored.reshape(-1), BLOCKS, values)).view(stored.shape)
+
+    def stored(self, key: str) -> StoredTensor:
+        """Return the layout.
+
+        Args:
+            key: of the state.
+        """
+        return StoredTensor(torch.uint8, BLOCKS, scale_key(key), BLOCK, self.positive)
 
     def saved(self, scale: Any, start: int, stop: int) -> Mapping[str, Any]:
         """Return what decoding a range of elements needs.

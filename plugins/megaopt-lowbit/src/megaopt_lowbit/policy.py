@@ -7,15 +7,15 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 
 from megaopt_core import CodedState, Granularity, PrecisionPolicy, StoredSlice
 from megaopt_core.execution import in_turns
-from megaopt_core.precision import LOW_PRECISION, ParamStorage, SeparateMain, decode_slices, scale_key
+from megaopt_core.precision import LOW_PRECISION, ParamStorage, SeparateMain, Stored, decode_slices, scale_key
 from megaopt_lowbit.asked import require_possible, require_state, state_dtypes
 from megaopt_lowbit.blocks import BlockCode
 from megaopt_lowbit.remainders import Remainder
-from megaopt_lowbit.scaled import ScaledCode, needs_scale
+from megaopt_lowbit.scaled import ScaledCode
 
 if TYPE_CHECKING:
     from megaopt_core import OptimizerConfig, OptimizerEntry
@@ -303,6 +303,17 @@ class ParamRemainders(PrecisionPolicy):
         else:
             super().write_state(index, key, state, value)
 
+    def stored(self, index: int) -> Stored:
+        """Return how a piece, its main value and its states are stored; states of other shapes are known after a step.
+
+        Args:
+            index: position of the piece.
+        """
+        coded = [
+            key for key in self._codes_of(self._stepped[index]) if (index, key) not in self._other_shapes
+        ]
+        return evolve(super().stored(index), states={key: self._codes[key].stored(key) for key in coded})
+
     def is_code(self, key: str) -> bool:
         """Return whether a key is the scale of another.
 
@@ -318,8 +329,8 @@ class ParamRemainders(PrecisionPolicy):
             index: position of the piece.
             key: the state's key.
         """
-        is_stored_so = key in self._codes_of(self._stepped[index]) and (index, key) not in self._other_shapes
-        return is_stored_so and needs_scale(self.state_dtypes[key])
+        stored = self.stored(index).states.get(key)
+        return stored is not None and stored.code is not None
 
     def kept_as_they_are(self) -> Collection[tuple[int, str]]:
         """Return states that have no element for each of the piece's, such as those of several matrices in one."""

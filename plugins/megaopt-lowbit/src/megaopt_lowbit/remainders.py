@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from attrs import define, field
 
-from megaopt_core.precision import ParamStorage
+from megaopt_core.precision import REMAINDER, ParamStorage, StoredTensor
 
 __all__ = ["Remainder", "join_remainder", "split_remainder"]
 
@@ -39,6 +39,10 @@ class Remainder(ParamStorage):
         model, remainder = split_remainder(value)
         self.param.copy_(model)
         self.remainder.copy_(remainder)
+
+    def stored_main(self) -> StoredTensor | None:
+        """Return the layout of the remainder."""
+        return StoredTensor(torch.int16, REMAINDER)
 
     def take_model(self) -> None:
         """Forget remainders that cannot belong to the model's value.

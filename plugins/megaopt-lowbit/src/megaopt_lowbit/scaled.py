@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 
 from megaopt_core import StoredSlice
-from megaopt_core.precision import SCALED
+from megaopt_core.precision import SCALED, StoredTensor, scale_key
 
 __all__ = ["ScaledCode", "decode_scaled", "needs_scale"]
 
@@ -101,6 +101,16 @@ class ScaledCode:
         """
         value = stored.float()
         return value if scale is None else value.mul_(scale)
+
+    def stored(self, key: str) -> StoredTensor:
+        """Return the layout.
+
+        Args:
+            key: of the state.
+        """
+        if not needs_scale(self.dtype):
+            return StoredTensor(self.dtype)
+        return StoredTensor(self.dtype, SCALED, scale_key(key), is_positive=self.positive)
 
     def saved(self, scale: Any, start: int, stop: int) -> Mapping[str, Any]:
         """Return the scale: it holds for all elements.

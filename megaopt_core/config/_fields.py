@@ -88,6 +88,10 @@ class CoreFields:
         help="In mixed precision, skip a step with a gradient that is not finite. False, with bf16: make the step, "
         "as in fp32; on an accelerator the host then reads nothing before a step.",
     )
+    read_before_step: bool = switch(
+        "On an accelerator, let the host read votes and norms before every step, as on a CPU: errors then come in the "
+        "step that they are about, not one step later.",
+    )
     log_num_zeros_in_grad: bool = switch("Count the zeros in the gradients at every step.")
 
     sharding: str | None = setting(

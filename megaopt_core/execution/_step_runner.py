@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -47,6 +47,9 @@ class StepRunner:
         ...         self.steps += 1
         ...         super().call(part, action)
     """
+
+    honours_noop: ClassVar[bool] = True
+    """A step changes nothing where `found_inf` of the inner optimizer says so, which the host does not read."""
 
     _offloaded: Any = None
     """Brings states back from the CPU; None where they are not there."""

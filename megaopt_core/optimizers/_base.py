@@ -198,8 +198,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
             `(update_successful, grad_norm, num_zeros_in_grad)`. When gradients are not finite in mixed precision:
             `(False, None, None)`; when the norm is above `grad_norm_skip_threshold`: `(False, grad_norm,
             num_zeros_in_grad)`. Nothing has changed then but, for the former, the loss scale; gradients may be
-            unscaled, and are to be cleared. Where no rule can skip a step on an accelerator (fp32, or
-            `skip_nonfinite_steps=False`), the host reads norm and zeros when you do.
+            unscaled, and are to be cleared. Where the host need not decide before a step on an accelerator, it reads
+            the result when you do.
         """
         if closure is not None:
             require_closure(closure)

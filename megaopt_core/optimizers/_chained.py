@@ -25,6 +25,7 @@ _ONE_FOR_ALL = (
     "clip_grad",
     "grad_norm_skip_threshold",
     "log_num_zeros_in_grad",
+    "read_before_step",
     "skip_nonfinite_steps",
     "fp16",
     "bf16",

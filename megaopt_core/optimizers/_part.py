@@ -29,7 +29,7 @@ from megaopt_core.state._notes import joins_of
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
 
-__all__ = ["OptimizerPart", "taken_by_some"]
+__all__ = ["OptimizerPart"]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -70,6 +70,7 @@ class OptimizerPart:
         split: drives the step in three parts, where the pieces have an exchange; None: the inner optimizer steps.
         checks: key of a group to what may stand there; by default, what the inner optimizer's defaults say.
         runner: runs the inner optimizer's step.
+        honours_noop: a step of the inner optimizer changes nothing where the device says so, as its entry declares.
     """
 
     inner: torch.optim.Optimizer
@@ -83,9 +84,11 @@ class OptimizerPart:
     split: ExchangedStep | None = None
     checks: GroupChecks = field()
     runner: StepRunner = field(factory=StepRunner)
+    honours_noop: bool = False
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
     writes: ForeignWrites = field(init=False)
     settings: GroupSettings = field(init=False)
+    _devices: set[torch.device] = field(init=False)
     _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float | torch.Tensor] = field(factory=dict, init=False)
     _step_writes: StepWrites = field(init=False)
@@ -104,7 +107,8 @@ class OptimizerPart:
         self.writes = ForeignWrites(self.precision, self.sharded)
         self._step_writes = StepWrites(self.pieces, self.groups)
         self.settings.know_members()
-        self.changes.every_step = all(is_read_freely(tensor.device) for tensor in self.stepped)
+        self._devices = {tensor.device for tensor in self.stepped}
+        self.changes.every_step = all(map(is_read_freely, self._devices))
 
     def watch_again(self) -> None:
         """Take pieces that were added or replaced into what is counted and watched."""
@@ -188,20 +192,35 @@ class OptimizerPart:
         """Yield every gradient that is stepped here and counted by another rank."""
         return (grad for rule, grad in self._grad_spans() if not rule.counted)
 
+    @property
+    def can_be_noop(self) -> bool:
+        """Whether a step changes nothing where the device says so: inner optimizer, precision and runner see to it."""
+        honoured = self.honours_noop and self.precision.honours_noop and self.runner.honours_noop
+        return honoured and self._takes_flags and len(self._devices) <= 1
+
+    @property
+    def _takes_flags(self) -> bool:
+        """Whether the inner step reads `grad_scale` and `found_inf`, as torch's fused ones do for `torch.amp`."""
+        takes_them = self.split is None and getattr(self.inner, "_step_supports_amp_scaling", False)
+        return takes_them and all(group.get("fused") for group in self.inner.param_groups)
+
     def scale_later(self, coefficients: Mapping[str | None, float | torch.Tensor]) -> None:
         """Remember clip coefficients; the inner step takes them over where it can.
 
         Args:
-            coefficients: norm group to coefficient, a number or on the device; groups that are not clipped are absent.
+            coefficients: norm group to coefficient, or on the device to its inverse; groups that are not clipped are
+                absent.
         """
         self._pending = dict(coefficients)
 
     @_without_autocast()
-    def step(self, *, in_units: bool = True) -> None:
+    def step(self, *, in_units: bool = True, noop: torch.Tensor | None = None) -> None:
         """Step the inner optimizer with the collected gradients and write its result back; in no other precision.
 
         Args:
             in_units: begin to bring each unit to other ranks while the next is stepped, where that is asked for.
+            noop: on the device, 1.0 where the step is to change nothing, else 0.0; asked of parts that
+                :attr:`can_be_noop`.
         """
         self.writes.take_over()
         watched = self.precision.watched()
@@ -209,7 +228,7 @@ class OptimizerPart:
         is_stepped = self._step_writes.expect(self.precision)
         self.settings.copy_inward()
         try:
-            with self._scaled_grads():
+            with self._flags_given(noop):
                 if self.split is not None:
                     with stage(self.config, "optimizer-inner-step"):
                         self.split.step()
@@ -221,6 +240,17 @@ class OptimizerPart:
             self.precision.discard_grads()
         self.settings.copy_outward()
         self.changes.after(watched, before, is_stepped=is_stepped)
+
+    def stand_aside(self, *, in_units: bool = True) -> None:
+        """Take part in what ranks exchange in a step, without stepping.
+
+        Args:
+            in_units: as for :meth:`step`.
+        """
+        self.discard_grads()
+        if in_units and self.overlapped is not None:
+            for number in range(len(self.overlapped.units)):
+                self.overlapped.start_unit_sync(number)
 
     def record_writes(self) -> None:
         """Tell autograd what the last step has written to, and whoever watches that nobody else did."""
@@ -263,25 +293,25 @@ class OptimizerPart:
         return True
 
     @contextmanager
-    def _scaled_grads(self) -> Iterator[None]:
-        """Apply the clip coefficients: as a divisor that a fused step takes, else by a pass over the gradients."""
+    def _flags_given(self, noop: torch.Tensor | None) -> Iterator[None]:
+        """Apply the clip coefficients, as a divisor that a fused step takes, else by a pass; give it `noop`, too."""
         pending, self._pending = self._pending, {}
         divisor = self._divisor(pending) if pending else None
         if divisor is None:
             for factor, grads in self._by_factor(pending):
-                scale_gradients(grads, factor)
-            yield
-            return
-        inner: Any = self.inner
-        inner.grad_scale = divisor
+                scale_gradients(grads, factor.reciprocal() if isinstance(factor, torch.Tensor) else factor)
+        flags = {"grad_scale": divisor, "found_inf": noop}
+        given = {name: flag for name, flag in flags.items() if flag is not None}
+        for name, flag in given.items():
+            setattr(self.inner, name, flag)
         try:
             yield
         finally:
-            del inner.grad_scale
+            for name in given:
+                delattr(self.inner, name)
 
     def _divisor(self, pending: Mapping[str | None, float | torch.Tensor]) -> torch.Tensor | None:
-        takes_one = self.split is None and getattr(self.inner, "_step_supports_amp_scaling", False)
-        if not (takes_one and all(group.get("fused") for group in self.inner.param_groups)):
+        if not self._takes_flags:
             return None
         unclipped = self._unclipped()
         found = [
@@ -290,18 +320,17 @@ class OptimizerPart:
             for rule, _ in spans
         ]
         factors = {_identity(factor): factor for factor in found}
-        devices = {tensor.device for tensor in self.stepped}
         # The divisor is a number of 32 bits: it would round what has more.
         has_wide = torch.float64 in {tensor.dtype for tensor in self.stepped}
-        if len(factors) != 1 or len(devices) != 1 or has_wide:
+        if len(factors) != 1 or len(self._devices) != 1 or has_wide:
             return None
-        (factor,) = factors.values()
+        (factor,), (device,) = factors.values(), self._devices
         if isinstance(factor, torch.Tensor):
-            return factor.reciprocal().to(devices.pop(), torch.float32)
+            return factor.to(device, torch.float32)
         # The norm of an infinite gradient gives the factor 0, whose divisor no number is; nor is one of a huge norm's.
         if not factor or 1.0 / factor > _LARGEST:
             return None
-        return torch.full((), 1.0 / factor, dtype=torch.float32, device=devices.pop())
+        return torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
 
     def _by_factor(
         self, pending: Mapping[str | None, float | torch.Tensor]
@@ -329,17 +358,3 @@ class OptimizerPart:
 def _identity(factor: float | torch.Tensor | None) -> Any:
     """Return what tells clip factors apart; to compare tensors would read them."""
     return ("on the device", id(factor)) if isinstance(factor, torch.Tensor) else factor
-
-
-def taken_by_some(parts: Sequence[OptimizerPart]) -> str:
-    """Return which parts have taken a step that stopped in the last of some.
-
-    Args:
-        parts: those that were begun.
-    """
-    *before, name = [type(part.inner).__name__ for part in parts]
-    taken = f"{', '.join(before)} had finished it, and " if before else ""
-    return (
-        f"The step stopped in {name}: {taken}{name} may have finished it for some of its parameters. The "
-        "next step continues from these values; load a checkpoint to undo the partial step."
-    )

@@ -26,7 +26,7 @@ class StepResult(NamedTuple):
 
 
 class UnreadStepResult(StepResult):
-    """The outcome of a step that was made, whose norm and zeros the host reads when somebody looks at them.
+    """The outcome of a step on a device, which the host reads when somebody looks at it.
 
     Unpacking, comparing and printing look at all of it.
     """
@@ -48,13 +48,22 @@ class UnreadStepResult(StepResult):
 
     @property
     @override
+    def update_successful(self) -> bool:
+        return not self._stats.is_stopped
+
+    @property
+    @override
     def grad_norm(self) -> float | None:
-        return self._stats.norm(super().__getitem__(1))
+        return None if self._found_inf else self._stats.norm(super().__getitem__(1))
 
     @property
     @override
     def num_zeros_in_grad(self) -> int | None:
-        return self._stats.zeros(cast("int | None", super().__getitem__(2)))
+        return None if self._found_inf else self._stats.zeros(cast("int | None", super().__getitem__(2)))
+
+    @property
+    def _found_inf(self) -> bool:
+        return self._stats.noop is not None and self._stats.found_inf
 
     def _read(self) -> StepResult:
         return StepResult(self.update_successful, self.grad_norm, self.num_zeros_in_grad)
@@ -65,7 +74,7 @@ class UnreadStepResult(StepResult):
 
     @override
     def __getitem__(self, index: Any) -> Any:
-        return True if index == 0 else self._read()[index]
+        return self.update_successful if index == 0 else self._read()[index]
 
     @override
     def __eq__(self, other: object) -> bool:

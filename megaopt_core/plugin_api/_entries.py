@@ -166,6 +166,9 @@ class OptimizerEntry:
             them in less never rounds a positive value to 0.
         scalar_states: state keys with one number for a parameter, which is no element of it even where the parameter
             has a single element too.
+        honours_noop: where the optimizer has an attribute `found_inf`, a tensor of one element on its device that is
+            1.0, a step changes neither parameters nor states, and no host reads it; torch's fused classes do so. On an
+            accelerator the host then reads nothing before a step.
         supports_fp16: may step in a model that trains with fp16 mixed precision.
         mup: `(config, mup_width_mult)` to the overrides that muP asks for. None: hidden matrices get
             `lr / mup_width_mult`.
@@ -213,6 +216,7 @@ class OptimizerEntry:
     state_dtype_settings: Mapping[str, str] = Factory(lambda: dict(_DTYPE_SETTINGS))
     positive_states: frozenset[str] = field(default=frozenset({"exp_avg_sq"}), converter=_positive)
     scalar_states: frozenset[str] = field(default=SCALAR_STATES, converter=_scalars)
+    honours_noop: bool = field(default=False, validator=_of_its_type)
     supports_fp16: bool = field(default=False, validator=_of_its_type)
     mup: MupRule | None = None
     agree: Callable[[torch.optim.Optimizer, ProcessGroupCollection], None] | None = None

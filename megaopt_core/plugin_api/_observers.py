@@ -131,13 +131,14 @@ class StepObserver:
     def decide(self, fired: Mapping[str, bool]) -> Collection[str]:
         """Act on votes, alike on all ranks: raise together, or compare and go on. It may communicate.
 
-        On an accelerator the host reads votes one step later, where no other rule of the step makes it wait.
+        On an accelerator the host reads votes one step later, where no other rule of the step makes it wait. Votes
+        with `stops` have stopped that step then, if its optimizers honour what the device says.
 
         Args:
             fired: each of the observer's votes, the same on all ranks.
 
         Returns:
-            The votes with `stops` that are settled: the step goes on.
+            The votes with `stops` that are settled: the step goes on, if it has not been stopped yet.
         """
         return ()
 

@@ -16,6 +16,7 @@ class MainParams(PrecisionPolicy):
     """An fp32 main copy of every fp16 or bf16 piece is stepped; fp32 pieces are stepped in place."""
 
     is_mixed = True
+    honours_noop = True
 
     def _storage(self, param: torch.Tensor) -> ParamStorage:
         if param.dtype not in LOW_PRECISION:

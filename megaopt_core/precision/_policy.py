@@ -38,6 +38,8 @@ class PrecisionPolicy:
 
     is_mixed: bool = False
     """True when non-finite gradients skip the step."""
+    honours_noop: bool = False
+    """Where the inner step changes no bit, neither do loading gradients, storing and writing back."""
     _pieces: Sequence[Piece]
     _stepped: Sequence[torch.Tensor]
     _storages: Sequence[ParamStorage]
@@ -371,3 +373,5 @@ class PrecisionPolicy:
 
 class Fp32(PrecisionPolicy):
     """Parameters are stepped in place, in their own dtype."""
+
+    honours_noop = True

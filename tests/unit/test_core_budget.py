@@ -18,9 +18,10 @@ CORE = ROOT / "megaopt_core"
 CORE_LINES = 15_100
 """Lines of code of the core when it was last made smaller; whoever makes it smaller lowers this."""
 
-ALL_LINES = 47_400
-"""Lines of code of the core and all plugins: 46,000 when code began to leave the core, and 1,400 for runs that
-resume and share ranks, suggested learning rates, transforms after a step, and checks of observers."""
+ALL_LINES = 47_600
+"""Lines of code of the core and all plugins: 46,000 when code began to leave the core, and 1,600 for runs that
+resume and share ranks, suggested learning rates, transforms after a step, checks of observers, and steps that a device
+stops by itself."""
 
 MARGIN = 300
 """Lines that the core may grow by before something else has to leave it."""

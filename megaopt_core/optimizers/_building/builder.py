@@ -169,6 +169,7 @@ class ChildBuilder:
             split,
             {**group_checks(entry, inner.defaults), **note_checks(inner)},
             runner,
+            entry.honours_noop,
         )
         part.settings.copy_outward()
         return MegatronOptimizer(

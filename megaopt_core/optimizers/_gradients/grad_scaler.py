@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -37,6 +37,9 @@ class MegatronGradScaler(ABC):
     Raises:
         ConfigurationError: it is not.
     """
+
+    is_constant: ClassVar[bool] = False
+    """The scale never changes, so that no step need be known before the next."""
 
     def __init__(self, initial_scale: float) -> None:
         self._scale = _scale("initial_scale", initial_scale)
@@ -79,6 +82,8 @@ class ConstantGradScaler(MegatronGradScaler):
         >>> ConstantGradScaler(128.0).scale
         tensor([128.])
     """
+
+    is_constant = True
 
     def update(self, found_inf: bool) -> None:
         """Do nothing.

@@ -101,10 +101,13 @@ def sum_of_squares(
     for where, some in together.items():
         dtype = wide_dtype(where) if exact_range else _accumulation_dtype(*some)
         norms.setdefault(where, []).extend(torch._foreach_norm(some, 2, dtype))
-    total = torch.zeros((), dtype=wide_dtype(device), device=device)
+    total = None
     for where, some in norms.items():
         wide = torch.cat([norm.view(-1) for norm in some]).to(wide_dtype(where))
-        total += wide.square().sum().to(total)
+        square = wide.square().sum().to(device, wide_dtype(device))
+        total = square if total is None else total + square
+    if total is None:
+        return torch.zeros((), dtype=wide_dtype(device), device=device)
     if is_read_freely(device) and not exact_range and not bool(total.isfinite()):
         return sum_of_squares(grads, device, exact_range=True)
     return total

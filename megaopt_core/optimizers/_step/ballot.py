@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from attrs import field, frozen
+from attrs import frozen
 
 from megaopt_core.optimizers._gradients.statistics import wide_dtype
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
@@ -16,6 +16,8 @@ from megaopt_core.plugin_api._observers import VoteSpec
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from megaopt_core.optimizers._part import OptimizerPart
 
 __all__ = [
     "BROUGHT",
@@ -65,39 +67,64 @@ class Ballot:
     that hold other parts of the model, too.
 
     Args:
-        specs: the votes.
+        any: names of the votes that fire where one rank says 1, those that stop a step last.
+        equal: names of the votes that fire where replicas say different integers, those that stop a step first: the
+            flags of votes that stop a step lie side by side.
+        stops: names of the votes that stop a step.
         dense_dp: replicas of dense parameters.
         mp: ranks that hold other parts of the model.
-        shares_out: a step brings parameters to other ranks, which would wait for a rank that refuses.
+        tells: there is more to tell than refusals, or somebody waits for a rank that refuses.
         is_observed: observers' votes are among them.
     """
 
-    specs: tuple[VoteSpec, ...]
+    any: tuple[str, ...]
+    equal: tuple[str, ...]
+    stops: frozenset[str]
     dense_dp: ProcessGroup | None
     mp: ProcessGroup | None
-    shares_out: bool
+    tells: bool
     is_observed: bool
-    tells: bool = field(init=False)
-    """There is more to tell than refusals, or somebody waits for a rank that refuses."""
-    _any: tuple[str, ...] = field(init=False)
-    _equal: tuple[str, ...] = field(init=False)
 
-    @tells.default
-    def _has_more_than_refusals(self) -> bool:
-        return self.shares_out or any(spec.name not in _CARRIED for spec in self.specs)
+    @classmethod
+    def of(
+        cls,
+        parts: Sequence[OptimizerPart],
+        pgs: ProcessGroupCollection,
+        skips_nonfinite: bool,
+        observed: Sequence[VoteSpec] | None,
+    ) -> Ballot:
+        """Return the votes of an optimizer's steps.
 
-    @_any.default
-    def _names_of_any(self) -> tuple[str, ...]:
-        return tuple(spec.name for spec in self.specs if spec.rule == "any")
-
-    @_equal.default
-    def _names_of_equal(self) -> tuple[str, ...]:
-        return tuple(spec.name for spec in self.specs if spec.rule == "equal")
+        Args:
+            parts: the optimizer's parts.
+            pgs: its process groups.
+            skips_nonfinite: a gradient that is not finite stops a step.
+            observed: the votes of observers; None: they are left out.
+        """
+        specs = [VoteSpec(REFUSED, "any", stops=True), VoteSpec(GRADIENT, "any")]
+        if skips_nonfinite:
+            specs.append(VoteSpec(FOUND_INF, "any", stops=True))
+        if any(part.writes.is_together for part in parts):
+            specs.append(VoteSpec(BROUGHT, "any"))
+        specs += observed or ()
+        names = [spec.name for spec in sorted(specs, key=lambda spec: spec.stops)]
+        equal = {spec.name for spec in specs if spec.rule == "equal"}
+        # A step brings parameters to other ranks, which would wait for a rank that refuses.
+        shares_out = any(size_of(part.sharded.stats_group) > size_of(pgs.mp) for part in parts)
+        return cls(
+            tuple(name for name in names if name not in equal),
+            tuple(name for name in reversed(names) if name in equal),
+            frozenset(spec.name for spec in specs if spec.stops),
+            pgs.dense_dp,
+            pgs.mp,
+            shares_out or not _CARRIED.issuperset(names),
+            observed is not None,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all votes, in the order of their flags."""
-        return (*self._any, *self._equal)
+        return (*self.any, *self.equal)
 
     @property
     def meets_replicas(self) -> bool:
@@ -129,7 +156,7 @@ class Ballot:
         if not self.is_heard(sums):
             return self._alone(said, sums, device)
         votes = self._over_replicas(said, device)
-        first = len(self._any)
+        first = len(self.any)
         differ = votes[first::2] + votes[first + 1 :: 2] != 0
         flags = torch.cat([votes[:first], differ.to(votes)])
         if sums:
@@ -143,8 +170,8 @@ class Ballot:
 
     def _over_replicas(self, said: Mapping[str, int | torch.Tensor], device: torch.device) -> torch.Tensor:
         """Return the largest votes of all replicas: *any*, then for each *equal* the number and its negative."""
-        numbers = [said.get(name, 0) for name in self._any]
-        for name in self._equal:
+        numbers = [said.get(name, 0) for name in self.any]
+        for name in self.equal:
             number = said.get(name, 0)
             numbers += [number, -number]
         plain = [0 if isinstance(number, torch.Tensor) else number for number in numbers]
@@ -158,10 +185,9 @@ class Ballot:
 
     def _alone(self, said: Mapping[str, int | torch.Tensor], sums: Sums, device: torch.device) -> Heard:
         """Return what a rank says to itself: only what its device has found is there to be read."""
-        found = {name: said[name] for name in self._any if isinstance(said.get(name), torch.Tensor)}
+        found = {name: said[name] for name in self.any if isinstance(said.get(name), torch.Tensor)}
         known = {
-            **dict.fromkeys(self._equal, False),
-            **{name: bool(said.get(name, 0)) for name in self._any if name not in found},
+            name: name in self.any and bool(said.get(name, 0)) for name in self.names if name not in found
         }
         values = add_up(sums, device)
         if found:

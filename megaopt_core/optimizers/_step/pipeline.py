@@ -17,15 +17,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import (
-    ConfigurationError,
-    MegaoptError,
-    UnsupportedOperationError,
-    warn_user,
-)
+from megaopt_core.errors import ConfigurationError, UnsupportedOperationError, warn_user
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._gradients.statistics import is_read_freely
-from megaopt_core.optimizers._part import taken_by_some
 from megaopt_core.optimizers._result import StepResult, UnreadStepResult
 from megaopt_core.optimizers._step.ballot import (
     BROUGHT,
@@ -37,12 +31,12 @@ from megaopt_core.optimizers._step.ballot import (
     joins_unevenly,
 )
 from megaopt_core.optimizers._step.observers import Observers
-from megaopt_core.optimizers._step.refusal import Refusal, collect, require_no_refusal
+from megaopt_core.optimizers._step.refusal import Refusal, collect, noting_who_stepped, require_no_refusal
 from megaopt_core.optimizers._step.stats import StepStats
 from megaopt_core.optimizers._step.sums import GradSums, found_inf_in, stats_device
 from megaopt_core.optimizers._step.transforms import Transforms
 from megaopt_core.parallel._groups import size_of
-from megaopt_core.plugin_api._observers import StepOutcome, VoteSpec
+from megaopt_core.plugin_api._observers import StepOutcome
 from megaopt_core.sharding._live_model import has_gradient
 
 if TYPE_CHECKING:
@@ -101,8 +95,10 @@ class StepPipeline:
             self._take(stats)
             if not stats.is_read:
                 return UnreadStepResult.of(stats, norm, zeros)
-        elif stats.found_inf:
-            return StepResult(update_successful=False, grad_norm=None, num_zeros_in_grad=None)
+        else:
+            self._end("skipped", stats)
+            if stats.found_inf:
+                return StepResult(update_successful=False, grad_norm=None, num_zeros_in_grad=None)
         return StepResult(is_taken, stats.norm(norm), stats.zeros(zeros))
 
     def _begin(self, *, norms: bool, zeros: bool, reads: bool) -> StepStats:
@@ -134,18 +130,16 @@ class StepPipeline:
         with stage(optimizer.config, "optimizer-clip-main-grad"):
             rows = refusal.of(sums.rows, norms, counts) if norms or zeros else {}
             if refusal.error is not None or said is None or rows is None:
-                said, rows = {REFUSED: 1}, sums.neutral() if norms or zeros else {}
+                said, rows = {REFUSED: 1}, sums.neutral(zeros=zeros) if norms or zeros else {}
             heard = ballot.exchange(said, rows, device)
         optimizer.has_cleared = False
-        is_read = reads or self._reads_first(ballot, device)
-        stats = StepStats(sums.keys, norms, zeros, heard, refusal.error, is_read)
+        is_known = any(heard.known.get(name) for name in ballot.stops)
+        is_read = reads or is_known or self._reads_first(ballot, device)
+        threshold = optimizer.config.grad_norm_skip_threshold
+        stats = StepStats(sums.keys, norms, zeros, heard, refusal.error, is_read, ballot.stops, threshold)
         self.last, self.norms = stats, None
         if is_read:
             self._decide(stats)
-        elif refusal.error is not None:  # ranks that have heard of it raise when they decide
-            self._undecided = stats if ballot.is_heard(rows) else None
-            self._end("refused", stats)
-            raise refusal.error
         elif GRADIENT in heard.known:
             self._warn_if_empty(stats)
         return stats
@@ -174,29 +168,41 @@ class StepPipeline:
         return all(size_of(group) == 1 for group in groups)
 
     def _reads_first(self, ballot: Ballot, device: torch.device) -> bool:
-        """Whether the host reads before the step: it costs nothing, or the core may stop the step."""
-        optimizer = self.optimizer
-        return (
+        """Whether the host reads before the step: it costs nothing, or the device alone cannot stop the step."""
+        config, parts = self.optimizer.config, self.optimizer.parts
+        if (
             is_read_freely(device)
-            or self.scaler is not None
-            or FOUND_INF in ballot.names
-            or math.isfinite(optimizer.config.grad_norm_skip_threshold)
-            or any(size_of(part.sharded.stats_group) > 1 for part in optimizer.parts)
-            or (ballot.meets_replicas and not self._has_stepped)
-        )
+            or config.read_before_step
+            or not self._has_stepped
+            or BROUGHT in ballot.names
+        ):
+            return True
+        if self.scaler is not None and not self.scaler.is_constant:
+            return True
+        can_stop = FOUND_INF in ballot.names or math.isfinite(config.grad_norm_skip_threshold)
+        shared = any(part.split is not None or size_of(part.sharded.stats_group) > 1 for part in parts)
+        return (can_stop or shared) and not self._can_be_noop
+
+    @property
+    def _can_be_noop(self) -> bool:
+        """Whether the device alone can stop a step: all parts of it, since a step is made as a whole."""
+        return all(part.can_be_noop for part in self.optimizer.parts)
 
     def decide_pending(self) -> None:
         """Decide on the votes of the last step, where the host has not read them before it."""
         stats, self._undecided = self._undecided, None
         if stats is not None:
             self._decide(stats)
+            if stats.noop is not None:
+                self._gives_up(stats)
 
     def _decide(self, stats: StepStats) -> None:
         """Raise on all ranks together, or let observers act together; every rank has heard the same votes."""
         try:
             require_no_refusal(stats, self.ballot)
             fired = {spec.name: stats.fired(spec.name) for spec in self.observers.vote_specs}
-            stats.settled |= self.observers.decide(fired)
+            settled = self.observers.decide(fired)
+            stats.settled |= settled if stats.is_read else set()
             self._warn_if_empty(stats)
             if stats.fired(BROUGHT):
                 for part in self.optimizer.parts:
@@ -214,30 +220,21 @@ class StepPipeline:
             warn_user(_NO_GRADIENT, UserWarning)
 
     def _gives_up(self, stats: StepStats) -> bool:
-        """Give the step up where the host knows that it must change nothing; the loss scaler is told of found-inf."""
-        unsettled = [
-            spec.name for spec in self.observers.vote_specs if spec.stops and spec.name not in stats.settled
-        ]
-        voted = next((name for name in unsettled if stats.fired(name)), None)
-        threshold = self.optimizer.config.grad_norm_skip_threshold
-        if not stats.found_inf and voted is not None:
-            logger.info("step skipped: %s", voted)
-        elif not stats.found_inf and stats.is_above(threshold):
-            logger.info(
-                "step skipped: the gradients' norm %g is above grad_norm_skip_threshold=%g",
-                stats.norms[None],
-                threshold,
-            )
-        else:
-            scaler = self.scaler if self.skips_nonfinite else None
-            if scaler is not None:
-                scaler.update(stats.found_inf)
-            if not stats.found_inf:
-                return False
+        """Return whether the step is to change nothing, which the host knows; the loss scaler is told of found-inf."""
+        names = [spec.name for spec in self.observers.vote_specs if spec.name in stats.stops - stats.settled]
+        why = next((name for name in names if stats.fired(name)), None)
+        if why is None and stats.is_above:
+            norm, threshold = stats.norms[None], stats.threshold
+            why = f"the gradients' norm {norm:g} is above grad_norm_skip_threshold={threshold:g}"
+        scaler = self.scaler if self.skips_nonfinite and (stats.found_inf or why is None) else None
+        if scaler is not None:
+            scaler.update(stats.found_inf)
+        if stats.found_inf:
             scale = "" if scaler is None else f"; the loss scale is {float(scaler.scale):g} now"
-            logger.info("step skipped: a gradient is not finite on some rank%s", scale)
-        self._end("skipped", stats)
-        return True
+            why = f"a gradient is not finite on some rank{scale}"
+        if why is not None:
+            logger.info("step skipped: %s", why)
+        return why is not None
 
     def _scale_later(self, stats: StepStats, clip_grad: float) -> None:
         """Let the inner steps apply the factors that clip gradients."""
@@ -246,21 +243,26 @@ class StepPipeline:
             part.scale_later(factors)
 
     def _take(self, stats: StepStats) -> None:
-        """Step every part, write back, transform, synchronise parameters."""
+        """Step every part, write back, transform, synchronise parameters.
+
+        A rank that refuses steps nothing, and takes part in what ranks exchange: all raise when they decide.
+        """
         optimizer, transforms = self.optimizer, self.transforms
         self._undecided = None if stats.is_read else stats  # before anything can fail: ranks stay together
+        noop = stats.stop_on_device() if not stats.is_read and self._can_be_noop else None
+        in_units = not transforms.members
         try:
-            for number, part in enumerate(optimizer.parts):
-                try:
-                    part.step(in_units=not transforms.members)
-                except BaseException as error:
-                    if number or not isinstance(error, MegaoptError):
-                        error.add_note(taken_by_some(optimizer.parts[: number + 1]))
-                    raise
-                if not transforms.members and part.overlapped is None:
+            for part in optimizer.parts:
+                if stats.refusal is None:
+                    with noting_who_stepped(optimizer.parts, part):
+                        part.step(in_units=in_units, noop=noop)
+                else:
+                    part.stand_aside(in_units=in_units)
+                if in_units and part.overlapped is None:
                     optimizer.start_param_sync(part)
-            if transforms.members:
-                transforms.apply(optimizer)
+            if not in_units:
+                if stats.refusal is None:
+                    transforms.apply(optimizer, noop)
                 for part in optimizer.parts:
                     optimizer.start_param_sync(part)
             optimizer.finish_param_sync()
@@ -285,6 +287,7 @@ class StepPipeline:
         """Make the first half of a step; return whether the step was given up."""
         stats = self._begin(norms=False, zeros=False, reads=True)
         if self._gives_up(stats):
+            self._end("skipped", stats)
             return True
         self._ready = stats
         return False
@@ -372,20 +375,9 @@ class StepPipeline:
         joins = size_of(pgs.dense_dp) > 1 and any(map(joins_unevenly, self.optimizer.watched_model.alive()))
         key = self.skips_nonfinite, joins
         if key not in self._ballots:
-            self._ballots[key] = self._new_ballot(is_observed=not joins)
+            observed = None if joins else self.observers.vote_specs
+            self._ballots[key] = Ballot.of(self.optimizer.parts, pgs, self.skips_nonfinite, observed)
         return self._ballots[key]
-
-    def _new_ballot(self, *, is_observed: bool) -> Ballot:
-        pgs, parts = self.optimizer.process_groups, self.optimizer.parts
-        specs = [VoteSpec(REFUSED, "any", stops=True), VoteSpec(GRADIENT, "any")]
-        if self.skips_nonfinite:
-            specs.append(VoteSpec(FOUND_INF, "any", stops=True))
-        if any(part.writes.is_together for part in parts):
-            specs.append(VoteSpec(BROUGHT, "any"))
-        alone = size_of(pgs.mp)
-        shares_out = any(size_of(part.sharded.stats_group) > alone for part in parts)
-        observed = self.observers.vote_specs if is_observed else ()
-        return Ballot((*specs, *observed), pgs.dense_dp, pgs.mp, shares_out, is_observed)
 
     def parts_changed(self) -> None:
         """Know that parts or observers are others now: votes may be, too, and the host reads before the next step."""

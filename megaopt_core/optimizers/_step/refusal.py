@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import define
@@ -10,6 +11,7 @@ from attrs import define
 from megaopt_core.errors import (
     CommunicationError,
     GradientError,
+    MegaoptError,
     OwnershipError,
     UnsupportedOperationError,
 )
@@ -19,7 +21,7 @@ from megaopt_core.optimizers._step.stats import StepStats
 from megaopt_core.parallel._meeting import gather_over_ranks
 from megaopt_core.sharding._live_model import gradient_misfit
 
-__all__ = ["Refusal", "collect", "require_no_refusal"]
+__all__ = ["Refusal", "collect", "noting_who_stepped", "require_no_refusal"]
 
 _WHAT = "the comparison of ranks before a step"
 
@@ -64,6 +66,27 @@ def require_no_refusal(stats: StepStats, ballot: Ballot) -> None:
         raise stats.refusal
     messages = [f" Rank {rank}: {message}" for rank, message in told.items() if message is not None]
     raise OwnershipError(_REFUSED_ELSEWHERE + "".join(messages[:1]))
+
+
+@contextmanager
+def noting_who_stepped(parts: Sequence[OptimizerPart], stepping: OptimizerPart) -> Iterator[None]:
+    """Note in an error of a part's step which parts have taken it; one of ours about the first part needs no note.
+
+    Args:
+        parts: of one optimizer, in the order in which they are stepped.
+        stepping: the part that is stepped inside of the block.
+    """
+    try:
+        yield
+    except BaseException as error:
+        *before, name = [type(part.inner).__name__ for part in parts[: parts.index(stepping) + 1]]
+        if before or not isinstance(error, MegaoptError):
+            finished = f"{', '.join(before)} had finished it, and " if before else ""
+            error.add_note(
+                f"The step stopped in {name}: {finished}{name} may have finished it for some of its parameters. The "
+                "next step continues from these values; load a checkpoint to undo the partial step."
+            )
+        raise
 
 
 def collect(part: OptimizerPart) -> None:

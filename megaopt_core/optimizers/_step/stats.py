@@ -51,6 +51,8 @@ class StepStats:
         heard: sums and votes.
         refusal: why this rank cannot step; None: it can.
         is_read: the host reads before the step.
+        stops: the votes that stop a step.
+        threshold: the largest norm of a step that is made; infinity: every one is.
     """
 
     keys: Sequence[str | None]
@@ -59,10 +61,14 @@ class StepStats:
     heard: Heard
     refusal: Exception | None
     is_read: bool
+    stops: frozenset[str]
+    threshold: float
+    noop: torch.Tensor | None = field(default=None, init=False)
+    """On the device, 1.0 where the step changes nothing, else 0.0; None: nothing on the device stops it."""
     clip_grad: float = field(default=0.0, init=False)
     """The largest norm that clipping left as it was; 0 where nothing was clipped."""
     settled: set[str] = field(factory=set, init=False)
-    """Votes that stop steps, and of which observers said that this one goes on."""
+    """Votes that stop steps, and of which observers said that this one goes on; the device knows of none."""
     _norms: Mapping[str | None, float] | None = field(default=None, init=False)
     _copied: ToHost | None = field(default=None, init=False)
 
@@ -97,13 +103,28 @@ class StepStats:
         """
         return self.norms[None] if self.has_norms else otherwise
 
-    def is_above(self, threshold: float) -> bool:
-        """Return whether the main norm was measured and is above a threshold; NaN is above every finite one.
+    @property
+    def is_above(self) -> bool:
+        """Whether the main norm is above the threshold; NaN is above every finite one."""
+        return self.has_norms and math.isfinite(self.threshold) and not self.norms[None] <= self.threshold
 
-        Args:
-            threshold: infinity is none.
-        """
-        return self.has_norms and math.isfinite(threshold) and not self.norms[None] <= threshold
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the step changes nothing on this rank; the host waits for what only the device knows."""
+        if not self.is_read and self.noop is None:
+            return self.refusal is not None
+        return self.is_above or any(self.fired(name) for name in self.stops - self.settled)
+
+    def stop_on_device(self) -> torch.Tensor | None:
+        """Return :attr:`noop`, and make it."""
+        first = len(self.heard.values) - len(self.heard.flags)
+        places = [at for at, name in enumerate(self.heard.flags, first) if name in self.stops]
+        reasons = [self.heard.values[places[0] : places[-1] + 1].any()] if places else []
+        if math.isfinite(self.threshold):
+            reasons.append(~(self.heard.values[0].sqrt() <= self.threshold))
+        if reasons:
+            self.noop = (reasons[0] if len(reasons) == 1 else reasons[0] | reasons[1]).float()
+        return self.noop
 
     def zeros(self, otherwise: int | None) -> int | None:
         """Return how many elements were zero.
@@ -130,7 +151,9 @@ class StepStats:
         return self.fired(FOUND_INF)
 
     def clip_factors(self, clip_grad: float) -> dict[str | None, float | torch.Tensor]:
-        """Return the factor that clips each norm group: numbers where the host reads first, else on the device.
+        """Return the factor that clips each norm group, as a number; where the host does not read, its inverse.
+
+        The inverse is on the device, for fused steps divide by it.
 
         Args:
             clip_grad: the largest norm that is left as it is.
@@ -140,5 +163,5 @@ class StepStats:
             factors = {key: clip_grad / (norm + 1.0e-6) for key, norm in self.norms.items()}
             # As in torch, a norm that is NaN makes every gradient NaN: `not >=` where `<` would say no.
             return {key: factor for key, factor in factors.items() if not factor >= 1.0}
-        coefficients = clip_grad / (self.heard.values[: len(self.keys)].sqrt() + 1.0e-6)
-        return dict(zip(self.keys, coefficients.clamp(max=1.0).unbind(), strict=True))  # `clamp` keeps NaN
+        divisors = (self.heard.values[: len(self.keys)].sqrt() + 1.0e-6) / clip_grad
+        return dict(zip(self.keys, divisors.clamp(min=1.0).unbind(), strict=True))  # `clamp` keeps NaN

@@ -112,9 +112,12 @@ class GradSums:
 
     def found_inf(self) -> torch.Tensor:
         """Return whether a gradient is not finite that is stepped here, whoever counts it."""
-        uncounted = self._sum([grad for part in self.parts for grad in part.uncounted_grads()])
-        everything = sum((square for some in self.squares().values() for square in some), uncounted)
-        return ~torch.isfinite(everything)
+        found = [square for some in self.squares().values() for square in some]
+        uncounted = [grad for part in self.parts for grad in part.uncounted_grads()]
+        if uncounted:
+            found.append(self._sum(uncounted))
+        everything = found[0] if len(found) == 1 else torch.stack(found).sum()
+        return everything - everything != 0  # the same as `~isfinite`, which launches five kernels
 
     def rows(
         self, norms: bool, counts: Mapping[dist.ProcessGroup | None, torch.Tensor] | None = None
@@ -125,18 +128,19 @@ class GradSums:
             norms: sum squares.
             counts: what :meth:`zeros` returned; None: nobody counts zeros.
         """
-        squares = self.squares() if norms else {}
-        none = torch.zeros((), dtype=wide_dtype(self.device), device=self.device)
-        return {
-            group: torch.stack(
-                [*squares.get(group, [none] * len(self.keys)), (counts or {}).get(group, none)]
-            )
-            for group in self.groups
-        }
+        rows = {group: torch.stack(some) for group, some in self.squares().items()} if norms else {}
+        if counts is None:
+            return rows
+        rows = rows or self.neutral(zeros=False)
+        return {group: torch.cat([row, counts[group].view(1)]) for group, row in rows.items()}
 
-    def neutral(self) -> dict[dist.ProcessGroup | None, torch.Tensor]:
-        """Return the rows of a rank that has nothing to add."""
-        width = len(self.keys) + 1
+    def neutral(self, *, zeros: bool) -> dict[dist.ProcessGroup | None, torch.Tensor]:
+        """Return the rows of a rank that has nothing to add.
+
+        Args:
+            zeros: with a number of zeros.
+        """
+        width = len(self.keys) + zeros
         return {
             group: torch.zeros(width, dtype=wide_dtype(self.device), device=self.device)
             for group in self.groups

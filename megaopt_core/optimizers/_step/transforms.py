@@ -39,6 +39,7 @@ class SteppedElements:
         precision: keeps the piece's value.
         index: position of the piece.
         offset: where the elements begin in the piece, row by row.
+        noop: on the device, 1.0 where nothing is to change; None: what is written changes.
     """
 
     shard: Shard
@@ -46,6 +47,7 @@ class SteppedElements:
     precision: PrecisionPolicy
     index: int
     offset: int
+    noop: torch.Tensor | None
 
     @property
     def name(self) -> str:
@@ -65,7 +67,9 @@ class SteppedElements:
     def copy_(self, values: torch.Tensor) -> None:
         """Write values in the order of :attr:`value`."""
         whole = self.precision.value(self.index).clone(memory_format=torch.contiguous_format)
-        whole.view(-1)[self._span] = values.reshape(-1).to(whole)
+        elements = whole.view(-1)[self._span]
+        written = values.reshape(-1).to(whole)
+        elements.copy_(written if self.noop is None else torch.where(self.noop == 1.0, elements, written))
         self.precision.set_value(self.index, whole)
 
     def scale_(self, factor: float | torch.Tensor) -> None:
@@ -151,16 +155,17 @@ class Transforms:
         rows = [(_called(each), {"of": str(plugin)}) for plugin, each in self.members]
         return Comparison.of_rows("the transforms after a step", rows, None)
 
-    def apply(self, optimizer: MegatronOptimizer) -> None:
+    def apply(self, optimizer: MegatronOptimizer, noop: torch.Tensor | None = None) -> None:
         """Let all transforms write.
 
         Args:
             optimizer: what has been stepped.
+            noop: on the device, 1.0 where the step has changed nothing, and they are not to either.
 
         Raises:
             PluginError: one failed; the message names its plugin.
         """
-        pieces = _pieces_of(optimizer)
+        pieces = _pieces_of(optimizer, noop)
         whole = [piece for piece in pieces if piece.shard.is_whole]
         for plugin, transform in self.members:
             given = whole if transform.granularity is Granularity.TENSOR else pieces
@@ -187,7 +192,7 @@ def _failed(plugin: PluginInfo, transform: AfterStep) -> str:
     return f"{_called(transform)} of {plugin} failed"
 
 
-def _pieces_of(optimizer: MegatronOptimizer) -> list[SteppedElements]:
+def _pieces_of(optimizer: MegatronOptimizer, noop: torch.Tensor | None = None) -> list[SteppedElements]:
     """Return the elements of every parameter that this rank steps."""
     routes = {} if optimizer.routing is None else optimizer.routing.params
     return [
@@ -197,6 +202,7 @@ def _pieces_of(optimizer: MegatronOptimizer) -> list[SteppedElements]:
             part.precision,
             index,
             offset,
+            noop,
         )
         for part in optimizer.parts
         for index, piece in enumerate(part.pieces)

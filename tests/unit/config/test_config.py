@@ -60,6 +60,7 @@ DEFAULTS = {
     "grad_norm_skip_threshold": float("inf"),
     "log_num_zeros_in_grad": False,
     "skip_nonfinite_steps": True,
+    "read_before_step": False,
     "barrier_with_L1_time": False,
     "timers": None,
     "config_logger_dir": "",

@@ -38,7 +38,14 @@ class TorchOptimizers:
                 adamw, config_to_kwargs=_kwargs(foreach=False), supports_fp16=True, state_dtypes=MOMENTS
             ),
             "t_fused": OptimizerEntry(
-                adamw, config_to_kwargs=_kwargs(fused=True), supports_fp16=True, state_dtypes=MOMENTS
+                adamw,
+                config_to_kwargs=_kwargs(fused=True),
+                supports_fp16=True,
+                state_dtypes=MOMENTS,
+                honours_noop=True,
+            ),
+            "t_fused_momentum": OptimizerEntry(
+                sgd, config_to_kwargs=_kwargs(fused=True, momentum=0.9), supports_fp16=True, honours_noop=True
             ),
             "t_sgd": OptimizerEntry(sgd, config_to_kwargs=_kwargs(), supports_fp16=True),
             "t_momentum": OptimizerEntry(sgd, config_to_kwargs=_kwargs(momentum=0.9), supports_fp16=True),
@@ -47,7 +54,7 @@ class TorchOptimizers:
 
 @pytest.fixture(autouse=True)
 def torch_optimizers() -> Iterator[None]:
-    """Register t_adam, t_fused, t_sgd and t_momentum for every test here."""
+    """Register the optimizers of this file for every test here."""
     with temporary_plugin(TorchOptimizers(), "torch-optimizers"):
         yield
 

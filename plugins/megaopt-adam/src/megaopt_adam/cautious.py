@@ -78,7 +78,7 @@ class _Cautious(torch.optim.Adam):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with _shrunk(self.param_groups, self.state):
+        with _shrunk(self.param_groups, self.state, getattr(self, "found_inf", None)):
             _torch_step(self)
         return loss
 
@@ -135,8 +135,10 @@ def _torch_step(optimizer: torch.optim.Adam) -> None:
 
 
 @contextmanager
-def _shrunk(groups: list[dict[str, Any]], states: dict[torch.Tensor, Any]) -> Iterator[None]:
-    """Decay the weights of cautious groups, and keep torch from doing so inside the block."""
+def _shrunk(
+    groups: list[dict[str, Any]], states: dict[torch.Tensor, Any], noop: torch.Tensor | None
+) -> Iterator[None]:
+    """Decay the weights of cautious groups, unless the device says not to; keep torch from doing so in the block."""
     held: list[tuple[dict[str, Any], float]] = []
     try:
         for group in groups:
@@ -144,9 +146,12 @@ def _shrunk(groups: list[dict[str, Any]], states: dict[torch.Tensor, Any]) -> It
             if not (group["cautious_weight_decay"] and decay):
                 continue
             held.append((group, decay))
+            keep = 1.0 - group["lr"] * decay
+            if noop is not None:
+                keep = torch.where(noop == 1.0, 1.0, keep)
             for param in group["params"]:
                 if param.grad is not None:
-                    _shrink(param, states[param].get("exp_avg"), group)
+                    _shrink(param, states[param].get("exp_avg"), group, keep)
             group["weight_decay"] = 0.0
         yield
     finally:
@@ -154,10 +159,12 @@ def _shrunk(groups: list[dict[str, Any]], states: dict[torch.Tensor, Any]) -> It
             group["weight_decay"] = decay
 
 
-def _shrink(param: torch.Tensor, exp_avg: torch.Tensor | None, group: dict[str, Any]) -> None:
+def _shrink(
+    param: torch.Tensor, exp_avg: torch.Tensor | None, group: dict[str, Any], keep: float | torch.Tensor
+) -> None:
     grad = param.grad
     assert grad is not None  # noqa: S101 - the caller selects those that have one
-    beta1, keep = group["betas"][0], 1.0 - group["lr"] * group["weight_decay"]
+    beta1 = group["betas"][0]
     tensors = [param, grad, torch.zeros_like(param) if exp_avg is None else exp_avg]
     if param.is_complex():
         tensors = [torch.view_as_real(tensor) for tensor in tensors]

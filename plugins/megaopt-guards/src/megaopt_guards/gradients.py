@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,15 @@ from megaopt_core.sharding import has_gradient, known_wrappers, reducer_of
 from megaopt_guards.fingerprints import is_of_experts
 from megaopt_guards.replicated_values import ReplicatedValue, ReplicatedValues
 
-__all__ = ["GRADIENT", "UNREDUCED", "Compared", "compared_params", "present_gradients", "unreduced_gradients"]
+__all__ = [
+    "GRADIENT",
+    "UNREDUCED",
+    "Compared",
+    "compared_params",
+    "gradients_that_were",
+    "present_gradients",
+    "unreduced_gradients",
+]
 
 GRADIENT = "gradient of parameter"
 """The first words of a difference between gradients."""
@@ -26,6 +34,8 @@ UNREDUCED = (
     "as Megatron-core's DistributedDataParallel does with use_distributed_optimizer=True, is made with "
     "use_distributed_optimizer=False, or replaced by megaopt's DistributedDataParallel"
 )
+
+_THERE_IS_ONE = "there is one"
 
 type Compared = list[tuple[torch.nn.Parameter, str, tuple[ProcessGroup, ...]]]
 
@@ -81,6 +91,19 @@ def present_gradients(compared: Compared) -> list[ReplicatedValue]:
     ]
 
 
+def gradients_that_were(compared: Compared, without: Collection[str]) -> list[ReplicatedValue]:
+    """Return which of some parameters had a gradient in a step that is over.
+
+    Args:
+        compared: the parameters.
+        without: names of those that had none.
+    """
+    return [
+        ReplicatedValue(f"{GRADIENT} {name!r}", None if name in without else _THERE_IS_ONE, groups)
+        for _, name, groups in compared
+    ]
+
+
 def unreduced_gradients(optimizer: MegatronOptimizer) -> list[ReplicatedValue]:
     """Return every `main_grad` of which nobody says who reduces it.
 
@@ -97,4 +120,4 @@ def _comparable(param: torch.nn.Parameter) -> Any:
         return None
     main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
     grad = param.grad if main_grad is None else main_grad
-    return "there is one" if grad is None or is_dtensor(grad) or grad.layout is not torch.strided else grad
+    return _THERE_IS_ONE if grad is None or is_dtensor(grad) or grad.layout is not torch.strided else grad

@@ -10,10 +10,10 @@ import torch
 from megaopt_core import MegatronOptimizer
 from megaopt_core.optimizers import is_read_freely
 from megaopt_core.parallel import fingerprint, size_of
-from megaopt_core.plugin_api import ReportLine, StepObserver, VoteSpec
+from megaopt_core.plugin_api import ReportLine, StepObserver, StepOutcome, VoteSpec
 from megaopt_core.sharding import has_gradient
 from megaopt_guards.fingerprints import WRITTEN, is_of_experts
-from megaopt_guards.gradients import Compared, compared_params, present_gradients
+from megaopt_guards.gradients import Compared, compared_params, gradients_that_were, present_gradients
 from megaopt_guards.replicas import differences, require_equal, require_equal_steps
 
 __all__ = ["RanksCompared"]
@@ -46,10 +46,14 @@ class RanksCompared(StepObserver):
         self._names_digest = b""
         self._compared: Compared = []
         self._settings: list[dict[str, Any]] = []
+        self._without: list[str] = []
+        """Parameters without a gradient when this rank voted."""
+        self._is_over = False
+        """The step was made before ranks decided."""
 
     def votes(self) -> Mapping[str, int | torch.Tensor]:
         """Return whether this rank has yet to compare values, and the number that says how it is about to step."""
-        self.has_just_compared = False
+        self.has_just_compared = self._is_over = False
         return {_FIRST: int(not self._has_compared), _UNLIKE: self._number()}
 
     def decide(self, fired: Mapping[str, bool]) -> Collection[str]:
@@ -65,11 +69,24 @@ class RanksCompared(StepObserver):
             require_equal(self.optimizer, "before the first step", first=True)
             self._has_compared = self.has_just_compared = True
         if fired[_UNLIKE]:
-            require_equal_steps(self.optimizer, self._settings, present_gradients(self._compared))
+            compared = self._compared
+            # One step later gradients are others, or gone.
+            gradients = (
+                gradients_that_were(compared, self._without) if self._is_over else present_gradients(compared)
+            )
+            require_equal_steps(self.optimizer, self._settings, gradients)
             # Ranks differ in nothing that matters: some clear gradients in another way, which is no fault.
             self._clears_alike = False
             self._joined = self._joined_so_far
         return (_FIRST, _UNLIKE)
+
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Take note of a step that ranks decide on later.
+
+        Args:
+            outcome: how the step ended.
+        """
+        self._is_over = outcome.how is None
 
     def compare_written(self) -> None:
         """Compare values since somebody wrote to the model of some rank; a collective.
@@ -112,9 +129,18 @@ class RanksCompared(StepObserver):
             [(key, _comparable(value)) for key, value in sorted(group.items())] for group in self._settings
         ]
         lacks = frozen or True in [param.grad is None for param, _, _ in self._compared]
-        without = [name for param, name, _ in self._compared if not has_gradient(param)] if lacks else []
+        self._without = (
+            [name for param, name, _ in self._compared if not has_gradient(param)] if lacks else []
+        )
         cleared = self._clears_alike and bool(self._compared) and optimizer.has_cleared
-        said = (self._names_digest, self._joined_so_far - self._joined, frozen, without, cleared, settings)
+        said = (
+            self._names_digest,
+            self._joined_so_far - self._joined,
+            frozen,
+            self._without,
+            cleared,
+            settings,
+        )
         return int.from_bytes(fingerprint(said)[:7])
 
 

@@ -138,6 +138,7 @@ def narrowed(
         part.counting,
         part.scalar_states,
         checks=part.checks,
+        honours_noop=part.honours_noop,
     )
     return MegatronOptimizer(
         [narrower],

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from attrs import define, field
@@ -65,6 +65,8 @@ class CapturedStep(StepRunner):
         name: the optimizer's registered name.
         capture: what captures; None: CUDA's graphs, where the parameters are on CUDA.
     """
+
+    honours_noop: ClassVar[bool] = False
 
     name: str
     capture: Capture | None = None

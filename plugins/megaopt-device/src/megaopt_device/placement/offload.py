@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from attrs import define, field
@@ -34,6 +34,8 @@ class Offload(StepRunner):
         entry: the optimizer's entry.
         name: its registered name.
     """
+
+    honours_noop: ClassVar[bool] = False
 
     config: OptimizerConfig
     entry: OptimizerEntry

@@ -12,6 +12,7 @@ from typing import Literal
 from megaopt_core.errors import BrokenPluginError, PluginError, PluginNotInstalledError, UnknownNameError
 from megaopt_core.registry import _catalogue as catalogue
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._install_line import install_line
 
 __all__ = [
     "WORDS",
@@ -109,7 +110,7 @@ def import_distribution(distribution: str, what: str) -> ModuleType:
 
 def _not_installed(what: str, name: str, distribution: str) -> PluginNotInstalledError:
     return PluginNotInstalledError(
-        f"{what} comes with {distribution}, which is not installed: pip install {distribution}",
+        f"{what} comes with {distribution}, which is not installed: {install_line(distribution)}",
         name=name,
         distribution=distribution,
     )

@@ -71,7 +71,7 @@ NAMES = {
         "optimizer: got AdamW; give a registered name: the name of torch's class is 'torch:AdamW'",
     ),
     "none": (None, "optimizer: got NoneType; give a registered name"),
-    "a dictionary": ({"lr": 0.1}, "its settings here as keywords: lr=..."),
+    "a dictionary": ({"lr": 0.1}, "its settings as keywords: lr=..."),
     "a configuration": (
         OptimizerConfig(lr=0.1),
         "pass a configuration to get_megatron_optimizer(config, model)",

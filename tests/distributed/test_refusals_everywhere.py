@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from megaopt_core import build_optimizer, hookimpl
 from megaopt_core.errors import MegaoptError
+from megaopt_core.optimizers._gradients import statistics
 from megaopt_core.plugin_api import StepObserver
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
@@ -115,8 +116,15 @@ def stepped(optimizer: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def faulty_on_a_device(*given: Any) -> list[Any]:
+    """The same, where a CPU is taken for a device that the host waits for."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(statistics, "_READ_FREELY", frozenset())
+        return faulty(*given)
+
+
 def faulty(rank: int, size: int, mesh: str, which: str, faults: tuple[str, ...]) -> list[Any]:
-    """For each fault on rank 0, what the step says, whether a value has moved, and what the next step says."""
+    """For each fault on rank 0, what the step says, whether a value has moved, and what the next two say."""
     shape, names = MESHES[mesh]
     found = []
     with temporary_plugin(Plugin(), "objecting"):
@@ -146,7 +154,10 @@ def faulty(rank: int, size: int, mesh: str, which: str, faults: tuple[str, ...])
             undo()
             optimizer.zero_grad()
             give_gradients(model)
-            found.append((ready, said, stays, stepped(optimizer)))
+            after = stepped(optimizer)
+            optimizer.zero_grad()
+            give_gradients(model)
+            found.append((ready, said, stays, after, stepped(optimizer)))
     return found
 
 
@@ -170,11 +181,27 @@ def test_a_fault_of_one_rank_stops_all(launch, mesh: str, which: str) -> None:
         faults.remove("converts")
     results = launch(faulty, 4, mesh, which, tuple(faults))
     for fault, of_ranks in zip(faults, zip(*results, strict=True), strict=True):
-        for ready, said, stays, after in of_ranks:
-            assert ready == "stepped"
+        for ready, said, stays, after, last in of_ranks:
+            assert ready == last == "stepped"
             if fault == "overflows":
                 assert said == ("skipped" if which == "bf16" else "stepped")
                 continue
             assert SAID[fault].replace("'bias'", "bias") in said, (fault, of_ranks)
             assert stays, (fault, of_ranks)
             assert after == "stepped", (fault, of_ranks)
+
+
+@pytest.mark.parametrize("which", SETTINGS)
+@pytest.mark.parametrize("mesh", ["dp 4", "dp 2, tp 2", "pp 2, dp 2"])
+def test_on_a_device_all_raise_when_the_next_step_begins(launch, mesh: str, which: str) -> None:
+    """The step itself changes nothing on any rank, and no rank leaves another one waiting."""
+    faults = [each.__name__ for each in FAULTS if each is not converts]
+    results = launch(faulty_on_a_device, 4, mesh, which, tuple(faults))
+    for fault, of_ranks in zip(faults, zip(*results, strict=True), strict=True):
+        for ready, said, stays, after, last in of_ranks:
+            assert ready == last == "stepped", (fault, of_ranks)
+            if fault == "overflows":
+                assert said == ("skipped" if which == "bf16" else "stepped")
+                continue
+            assert (said, stays) == ("skipped", True), (fault, of_ranks)
+            assert SAID[fault].replace("'bias'", "bias") in after, (fault, of_ranks)

@@ -6,13 +6,16 @@ tests/gpu_budgets/test_step_budgets.py` writes what is counted where it is less,
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fake_gpu import StepCount, fake_gpu
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megaopt_core import OptimizerConfig, get_megatron_optimizer
 from megaopt_core.registry import get_registry
@@ -50,13 +53,13 @@ NAMES = [
 ]
 
 
-def configured(name: str) -> OptimizerConfig:
+def configured(name: str, **more: Any) -> OptimizerConfig:
     """Return the configuration of an optimizer and a precision."""
     optimizer, _, rest = name.partition(" ")
     precision = rest.removesuffix(" clipped")
     settings = {**PRECISIONS[precision], "clip_grad": 1e-3 if rest != precision else 0.0}
     settings |= IN_EIGHT_BITS[optimizer] if precision == "8 bits" else {}
-    return OptimizerConfig(optimizer=optimizer, lr=1e-3, **settings)
+    return OptimizerConfig(optimizer=optimizer, lr=1e-3, **settings, **more)
 
 
 def model_for(config: OptimizerConfig) -> nn.Module:
@@ -71,14 +74,14 @@ def model_for(config: OptimizerConfig) -> nn.Module:
     return model
 
 
-def counted_step(name: str, before: int = 2) -> StepCount:
+def counted_step(config: OptimizerConfig, before: int = 2) -> StepCount:
     """Return what the step after some others does on a GPU.
 
     Args:
-        name: optimizer, precision and whether it clips.
+        config: optimizer, precision and whether it clips.
         before: so many steps come first.
     """
-    count, config = StepCount(), configured(name)
+    count = StepCount()
     with fake_gpu(count):
         model = model_for(config)
         optimizer = get_megatron_optimizer(config, [model])
@@ -118,10 +121,49 @@ def test_guards_watch_the_steps_that_are_counted() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_keeps_to_its_budget(name, budgets) -> None:
     """The failure tells which lines launch and read."""
-    count = counted_step(name)
+    count = counted_step(configured(name))
     found = numbers(count)
     more = {what: (found[what], most) for what, most in budgets[name].items() if found[what] > most}
     assert not more, f"{name}: more than its budget (counted, budget): {more}\n{count}"
+
+
+@pytest.fixture
+def four_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is one of four ranks, of which the others are not there."""
+    # Tensors that stand for a GPU's are flat; the strategy knows no such class.
+    monkeypatch.setattr(type(get_registry().strategy("distributed")), "refuse", lambda *_: None)
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+ADAMW = ["adamw fp32", "adamw fp32 clipped", "adamw main", "adamw main clipped"]
+
+
+@pytest.mark.parametrize("name", ADAMW)
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_adamw_waits_for_nothing(name, before) -> None:
+    """In the second step and later ones: what the last step has sent is all that the host looks at."""
+    count = counted_step(configured(name), before)
+    assert not count.reads, str(count)
+
+
+# Votes that arrive have not fired here, also that a parameter has a gradient.
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient:UserWarning")
+@pytest.mark.parametrize("name", ADAMW)
+def test_adamw_waits_for_nothing_where_ranks_share_its_parameters(four_ranks, name) -> None:
+    """Although a rank may refuse to step: that is a vote like the others."""
+    count = counted_step(configured(name, sharding="distributed"))
+    assert not count.reads, str(count)
+    launched = {operation for operation, _ in count.launches}
+    assert {"_fused_adamw_", "allreduce_", "_allgather_base_"} <= launched
+
+
+@pytest.mark.parametrize("name", ADAMW)
+def test_strict_steps_are_counted_as_reading(name) -> None:
+    """The host reads once where it is asked to and there is something to read."""
+    count = counted_step(configured(name, read_before_step=True))
+    assert count.reads.total() == (name != "adamw fp32"), str(count)
 
 
 def lower() -> None:
@@ -129,7 +171,7 @@ def lower() -> None:
     old = json.loads(BUDGETS.read_text()) if BUDGETS.exists() else {}
     new = {}
     for name in NAMES:
-        count = counted_step(name)
+        count = counted_step(configured(name))
         found = numbers(count)
         budget = old.get(name, found)
         new[name] = {what: min(number, budget[what]) for what, number in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.metadata import requires
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from megaopt_testing.snapshot import layout, params_of, settings_of, state_of
 from megaopt_testing.trial import Trial, some
 
 __all__ = ["check_state_before_first_step"]
+
+_LEARNER = "megaopt-bridge"
 
 
 def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
@@ -28,7 +31,8 @@ def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
 
     Raises:
         ConformanceError: a step adds, drops or reshapes state or group settings, building moves a parameter or leaves a
-            gradient, or the first steps differ from those of the class without `init_state_fn`.
+            gradient, the first steps differ from those of the class without `init_state_fn`, or the entry tells no
+            state and its distribution does not require megaopt-bridge.
     """
     trial = Trial(optimizer, settings)
     torch.manual_seed(0)
@@ -61,6 +65,20 @@ def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
         )
     _require_same_start(trial, built)
     _require_lasting_layout(trial)
+    _require_told(trial, built)
+
+
+def _require_told(trial: Trial, built: MegatronOptimizer) -> None:
+    """Raise where a distribution leaves its state to be learned, and does not require what learns it."""
+    registry, name = get_registry(), trial.optimizer
+    entry, owner = registry.optimizer(name), registry.owner("optimizer", name).distribution
+    if entry.init_state_fn is not None or entry.state is not None or owner in (None, _LEARNER):
+        return
+    if not any(line.startswith(_LEARNER) for line in requires(owner) or ()):
+        trial.fail(
+            f"its entry has neither state nor init_state_fn, and {owner} does not require {_LEARNER}, which learns "
+            f"states. Make the state in init_state_fn{_declaration(trial, built)}"
+        )
 
 
 def _require_lasting_layout(trial: Trial) -> None:

@@ -2,7 +2,7 @@
 
 from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus, contested
-from megaopt_core.registry._installed import ALLOW, DISABLE, GROUP
+from megaopt_core.registry._installed import ALLOW, COMMANDS, DISABLE, GROUP
 from megaopt_core.registry._loading import LoadedPlugin, hook_arguments
 from megaopt_core.registry._missing import Kind, did_you_mean, import_distribution
 from megaopt_core.registry._registry import PluginRegistry, get_registry, reset_registry
@@ -10,6 +10,7 @@ from megaopt_core.registry._setting_owners import SettingInfo, type_name
 
 __all__ = [
     "ALLOW",
+    "COMMANDS",
     "DISABLE",
     "GROUP",
     "Kind",

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 
 from attrs import evolve
 
 from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
 
-__all__ = ["ALLOW", "DISABLE", "GROUP", "choice_in", "installed", "may_implement", "named_in_vain"]
+__all__ = [
+    "ALLOW",
+    "COMMANDS",
+    "DISABLE",
+    "GROUP",
+    "brings_commands",
+    "choice_in",
+    "installed",
+    "named_in_vain",
+]
 
 type Choice = Mapping[str, Sequence[str]]
 """Which of the two variables are set, and the names in each."""
 
 GROUP = "megaopt"
 """The entry-point group in which plugins are found."""
+
+COMMANDS = "megaopt.commands"
+"""The entry-point group that names those plugins again that bring commands."""
 
 DISABLE = "MEGAOPT_DISABLE_PLUGINS"
 """Environment variable: the plugins named here, separated by commas, are left out."""
@@ -81,35 +90,12 @@ def named_in_vain(choice: Choice, plugins: Sequence[PluginInfo]) -> list[str]:
     ]
 
 
-def may_implement(point: EntryPoint, hook: str) -> bool:
-    """Return whether a plugin may implement a hook, by the words of its source; imports nothing.
+def brings_commands(point: EntryPoint) -> bool:
+    """Return whether a plugin says that it brings commands, in which case its distribution names it twice.
 
     Args:
-        point: its entry point.
-        hook: the hook's name.
-
-    Returns:
-        False only where the module can be read, and neither names the hook nor takes names from elsewhere unnamed.
+        point: its entry point; one that is made by hand need say nothing.
     """
-    if type(point) is not EntryPoint or not point.value.replace(".", "").isidentifier():
-        return True  # what else may be loaded, and how, is not ours to say
-    source = _source_of(point.value)
-    return source is None or hook in source or "import *" in source
-
-
-def _source_of(module: str) -> str | None:
-    """Return the source of a module without importing it or its packages; None where there is none to read."""
-    path: list[str] | None = None
-    spec: ModuleSpec | None = None
-    parts = module.split(".")
-    try:
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            spec = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
-            if spec is None:
-                return None
-            path = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
-        source = spec.loader.get_source(module) if spec and isinstance(spec.loader, InspectLoader) else None
-    except Exception:  # noqa: BLE001 - finders and loaders are anybody's; who cannot be read is imported
-        return None
-    return source
+    if point.dist is None:
+        return point.value != CORE_MODULE
+    return any((each.group, each.name) == (COMMANDS, point.name) for each in point.dist.entry_points)

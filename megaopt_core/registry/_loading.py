@@ -19,7 +19,7 @@ from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import _hookspecs as hookspecs
 from megaopt_core.registry._faults import loading, words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
-from megaopt_core.registry._installed import may_implement
+from megaopt_core.registry._installed import brings_commands
 from megaopt_core.registry._missing import did_you_mean
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def import_each(
 
     Args:
         installed: the plugins in their one order; those that are blocked or broken are passed over.
-        offers: gets what they offer; None: only those are imported that may bring commands, and not asked.
+        offers: gets what they offer; None: only those are imported that bring commands, and not asked.
 
     Returns:
         The plugins with what became of each, those that work, and those that are broken from now on.
@@ -141,7 +141,7 @@ def import_each(
     works: list[LoadedPlugin] = []
     broken: list[PluginInfo] = []
     for index, (point, info) in enumerate(found):
-        is_wanted = offers is not None or may_implement(point, "megaopt_commands")
+        is_wanted = offers is not None or brings_commands(point)
         if info.status is not PluginStatus.AVAILABLE or not is_wanted:
             continue
         try:

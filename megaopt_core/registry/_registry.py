@@ -86,8 +86,8 @@ class PluginRegistry:
     def command_plugins(self) -> tuple[LoadedPlugin, ...]:
         """Return the plugins that bring commands.
 
-        Before the plugins are loaded, only those are imported whose source names the hook `megaopt_commands`, and none
-        is asked for anything else: a plugin whose module does not import torch shows its commands at once.
+        Before the plugins are loaded, only those are imported that group `megaopt.commands` of entry points names too,
+        and none is asked for anything else: a plugin whose module does not import torch shows its commands at once.
 
         Raises:
             PluginError: a plugin asked for this while it was being loaded itself.

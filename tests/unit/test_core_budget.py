@@ -15,7 +15,7 @@ pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "megaopt_core"
 
-CORE_LINES = 15_100
+CORE_LINES = 15_080
 """Lines of code of the core when it was last made smaller; whoever makes it smaller lowers this."""
 
 ALL_LINES = 47_600

@@ -104,7 +104,10 @@ def test_plugin_has_the_shape_of_the_others(plugin: Path) -> None:
     suffix = plugin.name.removeprefix("megaopt-")
     project = _pyproject(plugin)["project"]
     assert project["name"] == plugin.name
-    assert project["entry-points"]["megaopt"] == {suffix: f"megaopt_{suffix}.plugin"}
+    has_commands = "def megaopt_commands(" in (plugin / "src" / f"megaopt_{suffix}" / "plugin.py").read_text()
+    groups = ["megaopt", "megaopt.commands"] if has_commands else ["megaopt"]
+    ours = {group: points for group, points in project["entry-points"].items() if group.startswith("megaopt")}
+    assert ours == {group: {suffix: f"megaopt_{suffix}.plugin"} for group in groups}
     assert f"megaopt-core{_range()}" in project["dependencies"]
     assert project["requires-python"] == _pyproject(ROOT)["project"]["requires-python"]
     assert (plugin / "src" / f"megaopt_{suffix}" / "py.typed").is_file()

@@ -61,6 +61,11 @@ MISTAKES = {
         "@hookimpl\ndef megaopt_param_overrides(config, model): return {}",
         "its 'megaopt_param_overrides' takes 'model', which the hook is not given; it may take config, model_chunks",
     ),
+    "commands that no second entry point tells of": (
+        "globals()['megaopt_' + 'commands'] = hookimpl(lambda commands: None)",
+        "it brings commands, which `megaopt` lists only if an entry point of the group 'megaopt.commands' names it "
+        "too: faulty = 'fake_faulty",
+    ),
     "settings that are an instance": (
         CLASS.format("1") + ENTRY.format("settings=S(), setting_prefixes=('bad',)"),
         "optimizer 'bad': settings is an instance of S; give the class, without (): settings=S",

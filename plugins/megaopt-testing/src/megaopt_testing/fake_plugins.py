@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megaopt_core.registry import GROUP, PluginRegistry, reset_registry
+from megaopt_core.registry import COMMANDS, GROUP, PluginRegistry, reset_registry
 
 _NUMBERS = itertools.count()
 
@@ -47,7 +47,9 @@ class FakePlugins:
         info = self.folder / f"{dist.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[megaopt]\n{name} = {module}\n")
+        groups = [GROUP, COMMANDS] if "megaopt_commands" in code else [GROUP]
+        lines = [f"[{group}]\n{name} = {module}\n" for group in groups]
+        (info / "entry_points.txt").write_text("".join(lines))
         self.names.append(name)
         importlib.invalidate_caches()
         return module

@@ -61,6 +61,17 @@ def test_a_command_that_is_not_installed_says_what_brings_it(plugins, capsys, co
     )
 
 
+def test_a_command_that_its_plugin_does_not_bring_says_upgrade(plugins, capsys) -> None:
+    """Such as an older version, or a clone whose metadata have changed since it was installed."""
+    plugins.install("muon")
+    plugins.registry()
+    assert main(["calibrate"]) == 2
+    assert capsys.readouterr().err == (
+        "megaopt: error: command 'calibrate' should come with megaopt-muon, but what is installed does not bring it: "
+        "pip install --upgrade megaopt-muon\n"
+    )
+
+
 def test_a_plugin_that_fails_to_add_its_command_takes_no_other_down(plugins, capsys) -> None:
     """It is named in one line."""
     plugins.install(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, distribution
 from typing import Any
 
 from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import OptimizerEntry, ScheduleStyle
-from megaopt_core.registry import GROUP, PluginInfo, PluginStatus, get_registry, hook_arguments
+from megaopt_core.registry import COMMANDS, GROUP, PluginInfo, PluginStatus, get_registry, hook_arguments
 from megaopt_testing.mistakes.entry_points import load_named
 from megaopt_testing.mistakes.hooks import check_hooks
 from megaopt_testing.mistakes.remedies import remedy_of
@@ -47,6 +47,7 @@ def _examine(info: PluginInfo) -> None:
         load_named(EntryPoint(info.name, info.module, GROUP)) if loaded is None else loaded.implementation
     )
     check_hooks(plugin, hook_arguments())
+    _require_commands_named(info, plugin)
     offers: Mapping[str, _Records] = (
         {kind: _asked(plugin, hook) for kind, hook in _OFFERS.items()} if loaded is None else loaded.offers
     )
@@ -57,6 +58,18 @@ def _examine(info: PluginInfo) -> None:
             if record.settings is not None:
                 check_settings_class(whose, record.settings)
                 check_defaults(whose, record.settings)
+
+
+def _require_commands_named(info: PluginInfo, plugin: Any) -> None:
+    """Raise where commands of an installed plugin would not be listed, because no second entry point names it."""
+    if info.distribution is None or not hasattr(plugin, "megaopt_commands"):
+        return
+    named = [point.name for point in distribution(info.distribution).entry_points if point.group == COMMANDS]
+    if info.name not in named:
+        raise PluginError(
+            f"it brings commands, which `megaopt` lists only if an entry point of the group {COMMANDS!r} names it too: "
+            f"{info.name} = {info.module!r}"
+        )
 
 
 def _asked(plugin: Any, hook: str) -> _Records:

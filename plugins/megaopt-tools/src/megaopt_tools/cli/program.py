@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from megaopt_core.errors import BrokenPluginWarning, MegaoptError
+from megaopt_core.errors import BrokenPluginWarning, MegaoptError, UnknownNameError
 from megaopt_core.registry import get_registry
 from megaopt_tools.cli.arguments import add_own_commands
 from megaopt_tools.cli.output import any_output, print_beside, silence_output
@@ -138,8 +138,11 @@ def _require_installed(parser: CommandParser, command: str) -> None:
     if distribution is None or command in parser.commands:
         return
     absent = get_registry().absent_plugin(f"command {command!r}", command, distribution)
-    if absent is not None:
-        raise absent
+    raise absent or UnknownNameError(
+        f"command {command!r} should come with {distribution}, but what is installed does not bring it: "
+        f"pip install --upgrade {distribution}",
+        name=command,
+    )
 
 
 def _version() -> str:

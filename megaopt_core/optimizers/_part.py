@@ -176,21 +176,21 @@ class OptimizerPart:
         grads = (self.precision.grad(index) for index in range(len(self.pieces)))
         return [grad for grad in grads if grad is not None]
 
-    def _grad_spans(self, left_out: Collection[int] = ()) -> Iterator[tuple[Counting, torch.Tensor]]:
-        for index, spans in enumerate(self._spans):
-            grad = self.precision.grad(index)
-            if grad is None or index in left_out:
-                continue
-            for rule, span in spans:
-                yield rule, grad if span is None else grad.view(-1)[span]
+    def _grad_spans(self, left_out: Collection[int] = ()) -> list[tuple[Counting, torch.Tensor]]:
+        return [
+            (rule, grad if span is None else grad.view(-1)[span])
+            for index, spans in enumerate(self._spans)
+            if index not in left_out and (grad := self.precision.grad(index)) is not None
+            for rule, span in spans
+        ]
 
-    def counted_grads(self) -> Iterator[tuple[str | None, torch.Tensor]]:
-        """Yield `(norm group, gradient)` of everything that this rank counts."""
-        return ((rule.norm_group, grad) for rule, grad in self._grad_spans() if rule.counted)
+    def counted_grads(self) -> list[tuple[str | None, torch.Tensor]]:
+        """Return `(norm group, gradient)` of everything that this rank counts."""
+        return [(rule.norm_group, grad) for rule, grad in self._grad_spans() if rule.counted]
 
-    def uncounted_grads(self) -> Iterator[torch.Tensor]:
-        """Yield every gradient that is stepped here and counted by another rank."""
-        return (grad for rule, grad in self._grad_spans() if not rule.counted)
+    def uncounted_grads(self) -> list[torch.Tensor]:
+        """Return every gradient that is stepped here and counted by another rank."""
+        return [grad for rule, grad in self._grad_spans() if not rule.counted]
 
     @property
     def can_be_noop(self) -> bool:

@@ -61,7 +61,7 @@ class WatchedModel:
 
     def alive(self) -> list[torch.nn.Module]:
         """Return the chunks that are alive."""
-        return [chunk for chunk in (reference() for reference in self.chunks) if chunk is not None]
+        return [chunk for reference in self.chunks if (chunk := reference()) is not None]
 
     def zero_grad_buffers(self) -> tuple[bool, list[WrappedModel]]:
         """Fill the gradient buffers of wrapped chunks with zeros.

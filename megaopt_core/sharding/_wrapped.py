@@ -156,8 +156,11 @@ def known_wrappers(chunk: torch.nn.Module | None) -> list[FoundWrapper]:
     if made != ReducedBy.made:
         found = [(weakref.ref(one.wrapper), one.is_covered) for one in found_wrappers(chunk)]
         _looked[chunk] = ReducedBy.made, found
-    alive = ((reference(), is_covered) for reference, is_covered in found)
-    return [FoundWrapper(wrapper, is_covered) for wrapper, is_covered in alive if wrapper is not None]
+    return [
+        FoundWrapper(wrapper, is_covered)
+        for reference, is_covered in found
+        if (wrapper := reference()) is not None
+    ]
 
 
 def found_wrappers(chunk: torch.nn.Module | None) -> list[FoundWrapper]:

@@ -16,7 +16,8 @@ from megaopt_core.plugin_api import StoredParam, StoredRouting
 CODE = """
 @hookimpl
 def megaopt_optimizer_entries():
-    return {"momentum": OptimizerEntry(torch.optim.SGD, config_to_kwargs=lambda *_: {"lr": 0.1, "momentum": 0.9})}
+    made_of = {"config_to_kwargs": lambda *_: {"lr": 0.1, "momentum": 0.9}, "state": {"momentum_buffer": "param"}}
+    return {"momentum": OptimizerEntry(torch.optim.SGD, **made_of)}
 """
 
 

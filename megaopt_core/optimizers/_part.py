@@ -202,7 +202,7 @@ class OptimizerPart:
     def _takes_flags(self) -> bool:
         """Whether the inner step reads `grad_scale` and `found_inf`, as torch's fused ones do for `torch.amp`."""
         takes_them = self.split is None and getattr(self.inner, "_step_supports_amp_scaling", False)
-        return takes_them and all(group.get("fused") for group in self.inner.param_groups)
+        return takes_them and {bool(group.get("fused")) for group in self.inner.param_groups} == {True}
 
     def scale_later(self, coefficients: Mapping[str | None, float | torch.Tensor]) -> None:
         """Remember clip coefficients; the inner step takes them over where it can.

@@ -50,7 +50,7 @@ def _flat(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _accumulation_dtype(*grads: torch.Tensor) -> torch.dtype:
-    return torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
+    return torch.float64 if torch.float64 in {grad.dtype for grad in grads} else torch.float32
 
 
 def _norms_of_rows(flat: torch.Tensor, *, exact_range: bool = False) -> list[torch.Tensor]:

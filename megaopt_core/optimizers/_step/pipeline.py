@@ -31,7 +31,7 @@ from megaopt_core.optimizers._step.ballot import (
     joins_unevenly,
 )
 from megaopt_core.optimizers._step.observers import Observers
-from megaopt_core.optimizers._step.refusal import Refusal, collect, noting_who_stepped, require_no_refusal
+from megaopt_core.optimizers._step.refusal import Refusal, collect, noting_who_stepped, raise_refusal
 from megaopt_core.optimizers._step.stats import StepStats
 from megaopt_core.optimizers._step.sums import GradSums, found_inf_in, stats_device
 from megaopt_core.optimizers._step.transforms import Transforms
@@ -199,9 +199,10 @@ class StepPipeline:
     def _decide(self, stats: StepStats) -> None:
         """Raise on all ranks together, or let observers act together; every rank has heard the same votes."""
         try:
-            require_no_refusal(stats, self.ballot)
-            fired = {spec.name: stats.fired(spec.name) for spec in self.observers.vote_specs}
-            settled = self.observers.decide(fired)
+            if stats.fired(REFUSED):
+                raise_refusal(stats, self.ballot)
+            observers = self.observers
+            settled = observers.decide({spec.name: stats.fired(spec.name) for spec in observers.vote_specs})
             stats.settled |= settled if stats.is_read else set()
             self._warn_if_empty(stats)
             if stats.fired(BROUGHT):
@@ -359,7 +360,7 @@ class StepPipeline:
 
     @property
     def _is_mixed(self) -> bool:
-        return any(part.precision.is_mixed for part in self.optimizer.parts)
+        return True in {part.precision.is_mixed for part in self.optimizer.parts}
 
     @property
     def transforms(self) -> Transforms:

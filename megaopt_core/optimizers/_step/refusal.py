@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from attrs import define
 
@@ -21,7 +21,7 @@ from megaopt_core.optimizers._step.stats import StepStats
 from megaopt_core.parallel._meeting import gather_over_ranks
 from megaopt_core.sharding._live_model import gradient_misfit
 
-__all__ = ["Refusal", "collect", "noting_who_stepped", "require_no_refusal"]
+__all__ = ["Refusal", "collect", "noting_who_stepped", "raise_refusal"]
 
 _WHAT = "the comparison of ranks before a step"
 
@@ -45,19 +45,17 @@ class Refusal:
             return None
 
 
-def require_no_refusal(stats: StepStats, ballot: Ballot) -> None:
+def raise_refusal(stats: StepStats, ballot: Ballot) -> NoReturn:
     """Raise this rank's refusal, or tell of another rank's; a collective of the ranks that heard of one.
 
     Args:
-        stats: the votes of a step.
+        stats: the votes of a step, in which a rank has refused.
         ballot: knows the ranks that have heard them.
 
     Raises:
         OwnershipError: another rank has refused; the message quotes it.
         Exception: this rank has refused.
     """
-    if not stats.fired(REFUSED):
-        return
     told = {}
     if REFUSED in stats.heard.flags:
         mine = None if stats.refusal is None else str(stats.refusal)

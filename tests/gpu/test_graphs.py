@@ -102,6 +102,25 @@ def test_a_whole_step_waits_for_nothing_where_no_rule_skips(device, on_cuda, nam
     assert result.grad_norm == (pytest.approx(expected, rel=1e-5) if clip else 0.0 if settings else None)
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_a_step_that_the_device_skips_waits_for_nothing_either(device, on_cuda, name, clip):
+    """Nothing changes, and the next step goes on."""
+    pytest.importorskip(PLUGIN.get(name, f"megaopt_{name}"))
+    model = model_of(device, "main")
+    optimizer = build(model, name, clip_grad=clip, bf16=True)
+    train(model, optimizer, range(3))
+    before = everything(model, optimizer)
+    give_grads(model, 3)
+    next(model.parameters()).grad.fill_(float("inf"))
+    with waiting_raises():
+        result = optimizer.step()
+    assert not result.update_successful
+    assert relative(before, everything(model, optimizer)) == 0.0
+    train(model, optimizer, range(4, 5))
+    assert relative(before, everything(model, optimizer)) > 0.0
+
+
 def test_a_load_and_a_phase_on_the_cpu_lead_to_new_graphs(device, on_cuda):
     """New memory, new graph; the pool goes with the old ones."""
     runs = []

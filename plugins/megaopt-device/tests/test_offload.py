@@ -514,7 +514,8 @@ def test_a_mode_is_refused_while_states_are_on_the_cpu() -> None:
         optimizer = build_optimizer(nn.Linear(4, 2), "modal", lr=0.1)
     optimizer.offload_to_cpu()
     with pytest.raises(
-        UnsupportedOperationError, match=r"eval\(\) after offload_to_cpu\(\): call restore_from_cpu"
+        UnsupportedOperationError,
+        match=r"eval\(\) after offload_to_cpu\(\) is not possible: call restore_from_cpu",
     ):
         optimizer.eval()
     assert "train_mode" not in optimizer.param_groups[0]

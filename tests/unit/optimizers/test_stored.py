@@ -50,7 +50,7 @@ def _read(stored: StoredTensor, elements: torch.Tensor, state: dict[str, Any]) -
     ).view(values.shape)
 
 
-def _stepped(build, model, give, steps: int = 2, **settings: Any) -> Any:
+def _stepped(build: Any, model: torch.nn.Module, give: Any, steps: int = 2, **settings: Any) -> Any:
     optimizer = build(model, **settings)
     for step in range(steps):
         give(model, step)

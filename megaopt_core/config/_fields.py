@@ -44,9 +44,7 @@ class CoreFields:
     """What every configuration has, whichever plugins are installed."""
 
     optimizer: str = setting(
-        DEFAULT_OPTIMIZER,
-        NAME,
-        "Name of the optimizer; `megaopt optimizers` lists the installed ones.",
+        DEFAULT_OPTIMIZER, NAME, "Name of the optimizer; `megaopt optimizers` lists the installed ones."
     )
     lr: float | None = setting(
         None,
@@ -60,9 +58,7 @@ class CoreFields:
         None, optional(not_negative()), "Learning rate of embeddings and output heads. None: they use `lr`."
     )
     decoupled_min_lr: float | None = setting(
-        None,
-        optional(not_negative()),
-        "`min_lr` of embeddings and output heads, if `decoupled_lr` is set.",
+        None, optional(not_negative()), "`min_lr` of embeddings and output heads, if `decoupled_lr` is set."
     )
     weight_decay: float = setting(
         0.01, not_negative(), "Weight decay; each group multiplies it by its `wd_mult`."
@@ -72,16 +68,16 @@ class CoreFields:
         help="Shrink the weights directly instead of adding to the gradient, in optimizers that read this.",
     )
     cautious_weight_decay: bool = switch(
-        "Shrink only those weights that the update moves towards zero, in optimizers that read this.",
+        "Shrink only those weights that the update moves towards zero, in optimizers that read this."
     )
     apply_wd_to_qk_layernorm: bool = switch(
-        "Decay the layer norms of queries and keys too. By default they have no weight decay, like all vectors.",
+        "Decay the layer norms of queries and keys too. By default they have no weight decay, like all vectors."
     )
     clip_grad: float = setting(
         1.0, AT_LEAST_ZERO, "Largest global L2 norm of the gradients; 0 does not clip."
     )
     grad_norm_skip_threshold: float = limit_setting(
-        "Skip a step whose global gradient norm is above this, or NaN; `inf` skips none.",
+        "Skip a step whose global gradient norm is above this, or NaN; `inf` skips none."
     )
     skip_nonfinite_steps: bool = switch(
         default=True,
@@ -90,7 +86,7 @@ class CoreFields:
     )
     read_before_step: bool = switch(
         "On an accelerator, let the host read votes and norms before every step, as on a CPU: errors then come in the "
-        "step that they are about, not one step later.",
+        "step that they are about, not one step later."
     )
     log_num_zeros_in_grad: bool = switch("Count the zeros in the gradients at every step.")
 
@@ -100,7 +96,7 @@ class CoreFields:
         "Sharding strategy over the data-parallel ranks. None: a strategy that claims the model, else no sharding.",
     )
     use_distributed_optimizer: bool = switch(
-        "Another way to write `sharding='distributed'`: each rank steps its share of the elements.",
+        "Another way to write `sharding='distributed'`: each rank steps its share of the elements."
     )
     use_layer_wise_distributed_optimizer: bool = switch(
         "Another way to write `sharding='layer_wise'`: each rank steps whole tensors."
@@ -130,7 +126,7 @@ class CoreFields:
         "Precision policy, by name. None: the policy for `fp16`, `bf16` and `use_precision_aware_optimizer`.",
     )
     use_precision_aware_optimizer: bool = switch(
-        "Keep main parameters, main gradients and optimizer states in the four dtypes below (megaopt-lowbit).",
+        "Keep main parameters, main gradients and optimizer states in the four dtypes below (megaopt-lowbit)."
     )
     store_param_remainders: bool = switch(
         default=True,
@@ -159,9 +155,7 @@ class CoreFields:
     initial_loss_scale: float = setting(float(2**32), _SCALE, "First value of the dynamic loss scale.")
     min_loss_scale: float = setting(1.0, _SCALE, "Smallest dynamic loss scale.")
     loss_scale_window: float = setting(
-        1000,
-        WHOLE_COUNT,
-        "Steps without overflow after which the dynamic loss scale grows.",
+        1000, WHOLE_COUNT, "Steps without overflow after which the dynamic loss scale grows."
     )
     hysteresis: int = setting(2, whole_number(1), "Overflows after which the dynamic loss scale falls.")
 
@@ -169,9 +163,7 @@ class CoreFields:
         "Wait for all ranks before and after each measurement of a timer of level 1."
     )
     timers: Callable[..., Any] | None = setting(
-        None,
-        FUNCTION_OR_NONE,
-        "Function from name and log level to a timer; left out of files and pickles.",
+        None, FUNCTION_OR_NONE, "Function from name and log level to a timer; left out of files and pickles."
     )
     config_logger_dir: str = setting(
         "", TEXT, "Folder into which configurations are written; empty: nowhere."

@@ -31,10 +31,6 @@ _HOOKS: Mapping[str, tuple[str, type]] = {
 _RESOLVE = "megaopt_resolve_optimizer"
 
 
-def _empty_table() -> dict[str, dict[str, tuple[Any, PluginInfo]]]:
-    return {kind: {} for kind in (*_HOOKS, "resolved", "setting", "plugin")}
-
-
 @define
 class Offers:
     """What all plugins together offer; a name that two of them give belongs to neither.
@@ -48,7 +44,9 @@ class Offers:
 
     plugins: list[LoadedPlugin] = field(init=False, factory=list)
     core_fields: Collection[str] = field(init=False, default=())
-    table: dict[str, dict[str, tuple[Any, PluginInfo]]] = field(init=False, factory=_empty_table)
+    table: dict[str, dict[str, tuple[Any, PluginInfo]]] = field(
+        init=False, factory=lambda: {kind: {} for kind in (*_HOOKS, "resolved", "setting", "plugin")}
+    )
     conflicts: dict[tuple[str, str], DuplicateNameError] = field(init=False, factory=dict)
 
     def add(self, imported: LoadedPlugin) -> LoadedPlugin:

@@ -265,8 +265,10 @@ class PluginRegistry:
                 raise PluginError(f"{kind} {name!r} of {whose}: {error}") from error
             raise
         except BaseException as error:
+            import torch
+
             owner = self.owner(kind, name)
-            if owner.is_core or _is_out_of_memory(error):
+            if owner.is_core or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise PluginError(f"{kind} {name!r} of {owner} failed: {words_of(error)}") from error
 
@@ -359,12 +361,6 @@ class PluginRegistry:
 def _warn_of(broken: Iterable[PluginInfo]) -> None:
     for info in broken:
         warn_user(f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError)
 
 
 _registry: PluginRegistry | None = None

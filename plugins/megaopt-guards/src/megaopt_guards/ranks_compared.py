@@ -133,14 +133,8 @@ class RanksCompared(StepObserver):
             [name for param, name, _ in self._compared if not has_gradient(param)] if lacks else []
         )
         cleared = self._clears_alike and bool(self._compared) and optimizer.has_cleared
-        said = (
-            self._names_digest,
-            self._joined_so_far - self._joined,
-            frozen,
-            self._without,
-            cleared,
-            settings,
-        )
+        joined = self._joined_so_far - self._joined
+        said = (self._names_digest, joined, frozen, self._without, cleared, settings)
         return int.from_bytes(fingerprint(said)[:7])
 
 

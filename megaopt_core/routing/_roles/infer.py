@@ -96,9 +96,8 @@ def _unread(entry: NamedParam, absent: PluginInfo | str | None) -> RoleDecision:
         hint = f"; pip install {absent} reads it from the model"
     else:
         hint = f"; {absent} would read it from the model: {absent.error or 'it has not'}"
-    _, module, attribute = entry.owners[0]
-    reason = f"{attribute} of {type(module).__name__}: its use is not known{hint}"
-    return evolve(RoleDecision.elementwise(reason).doubted(), unread=absent is not None)
+    unknown = RoleDecision.elementwise(f"its use is not known{hint}").doubted()
+    return evolve(unknown, unread=absent is not None)
 
 
 def _settleable(decision: RoleDecision) -> RoleDecision:

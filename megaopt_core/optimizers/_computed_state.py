@@ -21,8 +21,8 @@ class ComputedState(torch.Tensor):
     Example:
         >>> ComputedState.of(torch.ones(2), "exp_avg", "up.weight").zero_()
         Traceback (most recent call last):
-        megaopt_core.errors.UnsupportedOperationError: optimizer.state[p]['exp_avg'] of 'up.weight' was computed when \
-it was read, and nothing written into it is kept; assign optimizer.state[p]['exp_avg'] = value
+        megaopt_core.errors.UnsupportedOperationError: optimizer.state[p]['exp_avg'] of 'up.weight' is a computed \
+copy, so a write into it is lost; assign optimizer.state[p]['exp_avg'] = value
     """
 
     _of: tuple[str, str]

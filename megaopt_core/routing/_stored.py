@@ -64,7 +64,7 @@ def read_stored_routing(given: GivenRouting | None, registry: PluginRegistry) ->
         raise error.__cause__ if isinstance(error.__cause__, MegaoptError) else error from None
     absent = registry.absent_plugin(f"the reader of routing={path!r}", CHECKPOINT_READER, CHECKPOINT_READER)
     raise absent or CheckpointError(
-        f"routing={path!r}: no installed plugin reads a checkpoint there", path=path
+        f"routing={path!r}: must be a checkpoint that an installed plugin reads; none reads this", path=path
     )
 
 

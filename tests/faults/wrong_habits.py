@@ -31,6 +31,7 @@ type Wrong = tuple[str, Any, Callable[[], Any]]
 ALLOWED = (
     "give ",
     "Give ",
+    "Build the",
     "has the keys",
     "is a list of",
     "maps indices or names",

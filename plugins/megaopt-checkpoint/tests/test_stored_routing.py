@@ -42,9 +42,12 @@ class Optimizers:
     @hookimpl
     def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         return {
-            "rest": OptimizerEntry(torch.optim.AdamW),
+            "rest": OptimizerEntry(
+                torch.optim.AdamW, state={"step": "scalar", "exp_avg": "param", "exp_avg_sq": "param"}
+            ),
             "matrices": OptimizerEntry(
                 torch.optim.SGD,
+                state={"momentum_buffer": "param"},
                 config_to_kwargs=lambda config, chunks, pgs: {"lr": config.lr, "momentum": 0.9},
                 accepts=lambda spec, view: None if view is not None else "no matrix",
                 fallback="rest",
@@ -164,8 +167,8 @@ def test_what_holds_no_routing_is_an_error(folder) -> None:
     for name, words in {
         "bare": "was saved without an optimizer: it holds no routing",
         "empty": "is no checkpoint: it has no manifest.json",
-        "file": r"routing='.*file': no installed plugin reads a checkpoint there",
-        "gone": r"routing='.*gone': no installed plugin reads a checkpoint there",
+        "file": r"routing='.*file': must be a checkpoint that an installed plugin reads; none reads this",
+        "gone": r"routing='.*gone': must be a checkpoint that an installed plugin reads; none reads this",
     }.items():
         with pytest.raises(CheckpointError, match=words):
             build(routing=folder.parent / name)

@@ -53,6 +53,8 @@ def gpt2(width: int = 8) -> torch.nn.Module:
     )
     model.lm_head = torch.nn.Linear(width, 50, bias=False)
     model.lm_head.weight = model.transformer.wte.weight
+    for table in (model.transformer.wte, model.transformer.wpe):
+        table.weight.matrix_view = "embedding"
     for block in model.transformer.h:
         for layer in (*block.attn.values(), *block.mlp.values()):
             layer.weight.matrix_view = MATRIX

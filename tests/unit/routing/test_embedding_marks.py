@@ -92,7 +92,7 @@ def test_a_mark_and_use_muon_contradict_each_other(mark):
 @pytest.mark.parametrize("mark", ["is_embedding_parameter", "is_embedding_or_output_parameter"])
 @pytest.mark.parametrize("optimizer", ["plain", "sgd"])
 def test_mup_scales_the_learning_rate_of_no_embedding(mark, optimizer):
-    """Marked tables keep it; under SGD they are vector-like, as they are by their module."""
+    """Marked tables keep it; under SGD they are vector-like."""
     if optimizer == "sgd":
         pytest.importorskip("megaopt_adam")
     model = Model()
@@ -112,6 +112,7 @@ def test_a_marked_table_has_the_decoupled_learning_rate(mark):
     model = Model()
     setattr(model.vocab.weight, mark, True)
     model.head.weight.is_embedding_or_output_parameter = True
+    model.words.weight.matrix_view = Role.ELEMENTWISE
     config = OptimizerConfig(optimizer="plain", lr=0.4, decoupled_lr=0.3)
     routed = route(config, model, get_standard_config_overrides(config)).params
     assert routed["vocab.weight"].override == {"max_lr": 0.3}

@@ -43,6 +43,7 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(7, 4)
+        self.embed.weight.matrix_view = Role.EMBEDDING  # type: ignore[assignment]
         self.norm = torch.nn.LayerNorm(4)
         self.hidden = torch.nn.Linear(4, 4)
         self.head = torch.nn.Linear(4, 7, bias=False)
@@ -60,7 +61,7 @@ def test_what_the_optimizer_refuses_goes_to_its_fallback_with_the_reason():
     """Only the hidden matrix is stepped whole; the reason says why the others are not."""
     routing = route(OptimizerConfig(optimizer="whole", lr=0.1), Model())
     assert [name for name, chosen in _optimizers(routing).items() if chosen == "whole"] == ["hidden.weight"]
-    assert routing.params["embed.weight"].reason == "table of Embedding; not for whole: not a matrix"
+    assert routing.params["embed.weight"].reason == "attribute matrix_view; not for whole: not a matrix"
     assert routing.params["head.weight"].decision.role is Role.OUTPUT
     assert [child.optimizer for child in routing.children] == ["whole", "plain"]
 
@@ -266,8 +267,9 @@ def test_annotations_of_plugins_decide_what_is_left_open():
             return {ParamKey(name="norm.*"): {"max_lr": 0.7}}
 
     with temporary_plugin(Annotates(), name="annotates"):
-        routing = route(OptimizerConfig(optimizer="whole", lr=0.1), Model(), {})
         model = Model()
+        del model.embed.weight.matrix_view
+        routing = route(OptimizerConfig(optimizer="whole", lr=0.1), model, {})
         model.hidden.weight.use_muon = True
         explicit = route(OptimizerConfig(optimizer="whole", lr=0.1), model, {})
     assert _optimizers(routing)["hidden.weight"] == "plain"

@@ -119,9 +119,12 @@ def test_messages_list_the_plugins_styles() -> None:
     )
 
 
-def test_two_plugins_cannot_give_one_name(monkeypatch) -> None:
+def test_two_plugins_cannot_give_one_name(monkeypatch, tmp_path) -> None:
     """The registry refuses, so that a style never depends on who was loaded first."""
     monkeypatch.syspath_prepend(PLUGINS)
-    reset_registry(PluginRegistry(entry_points=[entry_point("one"), entry_point("two")], environ={}))
+    (tmp_path / "megaopt_copied.py").write_text((PLUGINS / "megaopt_restarts.py").read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    copied = EntryPoint(name="two", value="megaopt_copied", group="megaopt")
+    reset_registry(PluginRegistry(entry_points=[entry_point("one"), copied], environ={}))
     with pytest.raises(DuplicateNameError, match="schedule 'warm-restarts'"):
         scheduler_on(sgd(), "warm-restarts")

@@ -21,7 +21,11 @@ from megaopt_core.optimizers._step.stats import ToHost
 from megaopt_core.params import Granularity
 from megaopt_core.plugin_api import StepObserver, VoteSpec
 
-pytestmark = pytest.mark.any_python
+pytestmark = [
+    pytest.mark.any_python,
+    # What a build warns of goes by the device's name.
+    pytest.mark.filterwarnings("ignore:settings that change nothing here. read_before_step"),
+]
 
 FUSED = ("t_fused", "t_fused_momentum")
 MAIN = {"bf16": True}

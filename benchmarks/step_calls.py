@@ -34,7 +34,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 @frozen
 class Count:
-    """What was called.
+    """The calls of one action.
 
     Args:
         calls: file and function to how many times.

@@ -57,7 +57,7 @@ def installed(given: Iterable[EntryPoint] | None, choice: Choice) -> list[tuple[
         choice: what the environment lets in.
     """
     points = entry_points(group=GROUP) if given is None else given
-    # What a distribution says of itself is read from its files each time that it is asked.
+    # A distribution reads its files each time that it is asked for its name or version.
     found = [(point, PluginInfo.of(point)) for point in points]
     core = [each for each in found if each[1].is_core] or [(_CORE, PluginInfo.of(_CORE))]
     others = [(point, _let_in(info, choice)) for point, info in found if not info.is_core]

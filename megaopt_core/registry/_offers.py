@@ -1,4 +1,4 @@
-"""What plugins offer: asked and checked plugin by plugin, then put into one table in which a name has one owner."""
+"""The offers of plugins: asked and checked plugin by plugin, then put into one table in which a name has one owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RESOLVE = "megaopt_resolve_optimizer"
 
 @define
 class Offers:
-    """What all plugins together offer; a name that two of them give belongs to neither.
+    """The offers of all plugins together; a name that two of them give belongs to neither.
 
     Args:
         plugins: those that work, in their one order.

@@ -62,8 +62,9 @@ def unused_settings(use: Use) -> tuple[str, ...]:
         found.append(use.says("skip_nonfinite_steps", "only mixed precision skips such steps"))
     if not use.config.optimizer_cpu_offload:
         found += use.says_of_set(_OF_OFFLOAD, "optimizer_cpu_offload is False")
-    devices = {param.device.type for chunk in use.chunks for param in chunk.parameters()}
-    if use.config.read_before_step and devices <= {"cpu"}:
+    if use.config.read_before_step and all(
+        param.device.type == "cpu" for chunk in use.chunks for param in chunk.parameters()
+    ):
         found.append(use.says("read_before_step", "the host reads before every step here in any case"))
     if use.config.barrier_with_L1_time and use.config.timers is None:
         found.append(use.says("barrier_with_L1_time", "there are no timers"))

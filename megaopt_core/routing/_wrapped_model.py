@@ -1,4 +1,4 @@
-"""What the core asks of wrapped chunks: over which ranks they reduce gradients, and whether these lie in buffers."""
+"""Questions to wrapped chunks: over which ranks they reduce gradients, and whether these lie in buffers."""
 
 from __future__ import annotations
 

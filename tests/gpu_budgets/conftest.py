@@ -1,4 +1,4 @@
-"""What the tests of this folder have in common."""
+"""The import path that the tests of this folder share."""
 
 import sys
 from pathlib import Path

@@ -57,7 +57,7 @@ def test_batches_are_as_large_as_memory_allows(half_on_a_cpu, monkeypatch, most)
     """And a matrix becomes what it would in any other batch."""
     whole = stepped(SHAPES)
     half_on_a_cpu.clear()
-    monkeypatch.setattr(half_batches, "_MOST", most)
+    monkeypatch.setattr(half_batches, "MOST", most)
     cut = stepped(SHAPES)
     count = max(1, most // (48 * 16))
     sizes = [1 if len(shape) == 2 else shape[0] for shape in half_on_a_cpu if 48 in shape]

@@ -97,7 +97,7 @@ def test_a_wrapper_of_a_class_that_no_entry_describes_names_the_plugin(plugins, 
 
 
 def test_any_plugin_may_learn_state(plugins) -> None:
-    """What it makes stands in for the state; the class's first step makes its own."""
+    """Its result stands in for the state; the class's first step makes its own."""
     plugins.install("entries", ENTRIES)
     plugins.install("learner", LEARNS)
     plugins.registry()

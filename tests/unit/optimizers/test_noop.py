@@ -23,7 +23,7 @@ from megaopt_core.plugin_api import StepObserver, VoteSpec
 
 pytestmark = [
     pytest.mark.any_python,
-    # What a build warns of goes by the device's name.
+    # A build names settings without effect by the type of the device, which is a CPU's here.
     pytest.mark.filterwarnings("ignore:settings that change nothing here. read_before_step"),
 ]
 

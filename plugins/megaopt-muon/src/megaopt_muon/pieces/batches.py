@@ -19,6 +19,7 @@ from megaopt_muon.newton_schulz.norms import (
     each_normalized,
 )
 from megaopt_muon.newton_schulz.scaled import Scaled
+from megaopt_muon.pieces.half_batches import MOST
 from megaopt_muon.pieces.plans import MatrixPlan
 from megaopt_muon.products.precision import compute_dtype
 from megaopt_muon.products.symmetric import is_tall
@@ -60,7 +61,7 @@ def batch_limit(rows: int, columns: int, device: torch.device) -> int:
         device: where they are.
     """
     if device.type != "cpu":
-        budget = 1 << 26
+        budget = MOST
     elif min(rows, columns) < SMALLEST_ALONE:
         budget = _SMALL_BATCH
     elif max(rows, columns) < _LONG * min(rows, columns):

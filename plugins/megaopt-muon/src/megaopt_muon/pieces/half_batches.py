@@ -16,9 +16,9 @@ from megaopt_muon.newton_schulz.norms import all_normalized
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.plans import MatrixPlan
 
-__all__ = ["HalfBatches", "Member"]
+__all__ = ["MOST", "HalfBatches", "Member"]
 
-_MOST: Final = 1 << 26
+MOST: Final = 1 << 26
 """Elements that are iterated together: enough to fill an accelerator."""
 
 type Member = tuple[int, int]
@@ -112,7 +112,7 @@ class HalfBatches:
             alike.setdefault((*shape[:-2], *sorted(shape[-2:]), device), []).append(member)
         batch_of: dict[Member, _Batch] = {}
         for members in alike.values():
-            limit = max(1, _MOST // math.prod(self._shape(members[0])))
+            limit = max(1, MOST // math.prod(self._shape(members[0])))
             for start in range(0, len(members), limit):
                 some = members[start : start + limit]
                 batch_of |= dict.fromkeys(some, self._batch(some))

@@ -90,7 +90,7 @@ _INSTEAD: Mapping[type, str] = {
     dict: "field(factory=dict)",
     set: "a frozenset, or field(factory=set)",
 }
-"""What changes in place to what to write as a default in its place."""
+"""A default that can be changed in place, and the default to write instead."""
 
 
 def _refused_field(settings: Any, error: Exception) -> tuple[str, str] | None:
